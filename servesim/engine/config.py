@@ -1,0 +1,61 @@
+"""The limits and rules of one engine: facts that check themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from servesim.errors import InputError
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Rules:
+    """How one range of vLLM versions schedules, as booleans that are each read in one place.
+
+    Source: vLLM's V1 scheduler as observed version by version (vllm/v1/core/sched/scheduler.py,
+    vllm/v1/core/kv_cache_manager.py, vllm/v1/core/block_pool.py).
+    """
+
+    whole_sequence_must_fit: bool  # scheduler_reserve_full_isl: admission needs room for all of `length`
+    keyless_to_front: bool  # released blocks without a key are the next to be taken
+    threshold_spares_lone: bool  # long_prefill_token_threshold does not cut a request that is alone
+
+
+RULES: dict[str, Rules] = {
+    "vllm-0.32": Rules(whole_sequence_must_fit=True, keyless_to_front=True, threshold_spares_lone=True),
+    "vllm-0.18": Rules(whole_sequence_must_fit=False, keyless_to_front=False, threshold_spares_lone=False),
+}
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class EngineConfig:
+    """What one engine is allowed to do. Blocks are usable blocks: vLLM's null block is not among them."""
+
+    num_blocks: int
+    block_size: int = 16
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    max_model_len: int | None = None
+    prefix_caching: bool = False
+    chunked_prefill: bool = True
+    async_scheduling: bool = False
+    long_prefill_token_threshold: int = 0
+    watermark_blocks: int = 0  # int(watermark x vLLM's num_gpu_blocks)
+    reserve_full_isl: bool = True  # read only where the rules have whole_sequence_must_fit
+    max_tokens_in_flight: int = 0  # 0: off
+    max_num_queued_reqs: int | None = None
+    max_num_queued_tokens: int | None = None
+    client_timeout_s: float | None = None
+    policy: str = "fcfs"  # a key of engine.policy.POLICIES
+    rules: str = "vllm-0.32"  # a key of RULES
+
+    def __post_init__(self) -> None:
+        for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}, must be 1 or more")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise InputError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}, "
+                f"must be at least max_num_seqs ({self.max_num_seqs})"
+            )
+        if self.rules not in RULES:
+            raise InputError(f"unknown rules {self.rules!r}, must be one of {', '.join(RULES)}")

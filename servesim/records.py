@@ -1,0 +1,152 @@
+"""What happened to every request: the hinge between whoever ran the requests and whoever reads the result.
+
+A simulated and a measured run are the same thing with another `source`. A run holds one array of `times`; a request's
+token times are a slice of it (a few slices where it was preempted or stalled), so a record needs integers, not a list.
+Simulated: `times` is the step log's end times, shared by all requests. Measured: every request's own events, one
+request after the other.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+from servesim.workload.requests import Requests
+
+NAN = float("nan")
+
+
+class Outcome(IntEnum):
+    """How a request stands at the end: offered = completed + failed + rejected + unfinished."""
+
+    UNFINISHED = 0
+    COMPLETED = 1
+    FAILED = 2
+    REJECTED = 3
+
+
+class Records:
+    """One row a request, as columns; row `i` is request `i` of the run's `Requests`. Unknown times are NaN.
+
+    `first` and `last` are indices into the run's `times` of the first and last token (or token event), -1 where there
+    is none. `pieces[i]` lists the inclusive index slices of a request whose token times are not one slice.
+    """
+
+    __slots__ = (
+        "admitted_s",
+        "attempts",
+        "cached_tokens",
+        "capped",
+        "end_s",
+        "extra",
+        "first",
+        "last",
+        "outcome",
+        "output_tokens",
+        "pieces",
+        "planned_s",
+        "preempted",
+        "prompt_tokens",
+        "reason",
+        "sent_s",
+        "visible",
+    )
+
+    def __init__(self, size: int) -> None:
+        nan, zero = array("d", [NAN]) * size, array("q", [0]) * size
+        self.planned_s = nan[:]  # when it should have been sent; latency "from planned" counts from here
+        self.sent_s = nan[:]  # when it was first sent (arrival at the engine)
+        self.admitted_s = nan[:]  # start of the step that first admitted it; unknown for a measured run
+        self.first = array("q", [-1]) * size
+        self.last = array("q", [-1]) * size
+        self.prompt_tokens = zero[:]
+        self.output_tokens = zero[:]  # produced, from the server's usage where there is one
+        self.cached_tokens = zero[:]  # prompt tokens hit at the first admission; -1: unknown
+        self.outcome = bytearray(size)  # of Outcome
+        # Sparse: only the requests that have something to say.
+        self.pieces: dict[int, list[tuple[int, int]]] = {}
+        self.preempted: dict[int, list[tuple[float, float]]] = {}  # (preempted at, resumed at or NaN), in order
+        self.reason: dict[int, str] = {}  # failed or rejected: the kind; completed: a finish reason worth telling
+        self.capped: set[int] = set()  # completed at a length limit
+        self.attempts: dict[int, int] = {}  # sends of a request that was sent more than once
+        self.end_s: array[float] | None = None  # measured: when the stream ended (a late usage chunk is in it)
+        self.visible: array[int] | None = None  # measured: index of the first event with visible content, or -1
+        self.extra: dict[int, dict[str, Any]] = {}  # measured: status, message, the server's own timings, ...
+
+    def __len__(self) -> int:
+        return len(self.outcome)
+
+
+@dataclass(slots=True)
+class StepLog:
+    """Every step of a simulated engine that scheduled something, in order."""
+
+    end_s: array[float] = field(default_factory=lambda: array("d"))
+    decodes: array[int] = field(default_factory=lambda: array("i"))  # sequences whose previous token was one step ago
+    prefill_tokens: array[int] = field(default_factory=lambda: array("i"))  # prompt and recomputed tokens
+
+    def __len__(self) -> int:
+        return len(self.end_s)
+
+
+@dataclass(slots=True)
+class GaugeSample:
+    """The state of an engine at one moment, as its `/metrics` page would show it."""
+
+    at_s: float
+    running: int
+    waiting: int
+    kv_blocks: int | None
+    kv_fraction: float | None
+    preemptions: int
+    output_tokens: int
+
+
+@dataclass(slots=True)
+class EngineTotals:
+    """What only the engine can count; None on a measured run whose server does not say."""
+
+    steps: int = 0
+    scheduled: int = 0  # sum over steps of scheduled requests, partial prefills included
+    busy_s: float = 0.0
+    num_blocks: int = 0
+    kv_peak_blocks: int = 0
+    kv_block_seconds: float = 0.0  # integral of blocks with holders; idle time counts 0
+    elapsed_s: float = 0.0  # from time 0 to the end of the last step; what kv_block_seconds is averaged over
+    preemptions: int = 0
+    evictions: int = 0
+    looked_up_tokens: int = 0  # prefix cache, first admissions only
+    hit_tokens: int = 0
+    computed_tokens: int = 0  # all tokens that steps computed
+    recomputed_tokens: int = 0  # of those, tokens that had been computed before a preemption
+
+
+@dataclass(slots=True)
+class Run:
+    """One run, whoever made it. `warnings` and `violations` are sentences for the person who reads the report."""
+
+    source: str  # "simulated" or "measured"
+    requests: Requests
+    records: Records
+    times: array[float]
+    config: dict[str, Any]  # effective configuration with its seed: the JSON `config`
+    steps: StepLog | None = None
+    engine: EngineTotals | None = None
+    gauges: list[GaugeSample] = field(default_factory=list)
+    setup: dict[str, Any] = field(default_factory=dict)  # facts about the server that was measured
+    partial: bool = False
+    warnings: list[str] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)  # laws that the run broke
+    client: dict[str, Any] | None = None  # measured: the load generator's own health
+    server: dict[str, Any] | None = None  # measured: the server's window from its /metrics
+    warmup: Run | None = None  # measured: requests outside everything, printed apart
+
+    def token_times(self, index: int) -> list[float]:
+        """Return the times of request `index`'s tokens (token events), in seconds, in order."""
+        first = self.records.first[index]
+        if first < 0:
+            return []
+        slices = self.records.pieces.get(index) or [(first, self.records.last[index])]
+        return [t for start, stop in slices for t in self.times[start : stop + 1]]
