@@ -1,0 +1,30 @@
+# Everything that a developer runs by name. Nothing here is needed to use servesim.
+PYTHON ?= python3
+TOOLS := .cache/tools
+PINS := $(shell sed -n 's/^dev = \[\(.*\)\]/\1/p' pyproject.toml | tr -d '",')
+
+.PHONY: help check lint type test smoke bench golden outputs validate e2e dist fuzz clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z0-9]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
+
+check: lint type test ## lint, types and tests
+
+$(TOOLS)/pins: pyproject.toml
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check $(PINS)
+	@echo "$(PINS)" > $@
+
+lint: $(TOOLS)/pins ## ruff: lint and format
+	$(TOOLS)/bin/ruff check .
+	$(TOOLS)/bin/ruff format --check .
+
+type: $(TOOLS)/pins ## mypy --strict
+	$(TOOLS)/bin/mypy --strict servesim
+
+test: ## the tests, over all cores
+	$(PYTHON) -m tests.run
+
+clean: ## remove what can be made again (keeps .cache)
+	rm -rf build dist *.egg-info .ruff_cache .mypy_cache
+	find servesim tests fixtures -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Questions asked over many runs. Knows neither terminals nor files."""
