@@ -11,6 +11,8 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import chain
+from operator import sub
 from typing import Any
 
 from servesim.workload.requests import Requests
@@ -81,14 +83,24 @@ class Records:
 
 @dataclass(slots=True)
 class StepLog:
-    """Every step of a simulated engine that scheduled something, in order."""
+    """Every step of a simulated engine that scheduled something, in order. A step begins where the last one ended,
+    unless `starts` says otherwise: the engine had been idle."""
 
     end_s: array[float] = field(default_factory=lambda: array("d"))
     decodes: array[int] = field(default_factory=lambda: array("i"))  # sequences whose previous token was one step ago
     prefill_tokens: array[int] = field(default_factory=lambda: array("i"))  # prompt and recomputed tokens
+    kv_blocks: array[int] = field(default_factory=lambda: array("i"))  # with holders, between schedule and output
+    starts: dict[int, float] = field(default_factory=dict)  # step: its start, after an idle time
 
     def __len__(self) -> int:
         return len(self.end_s)
+
+    def durations_s(self) -> list[float]:
+        """Return the length of every step in seconds."""
+        durations = list(map(sub, self.end_s, chain((0.0,), self.end_s)))
+        for step, start_s in self.starts.items():
+            durations[step] = self.end_s[step] - start_s
+        return durations
 
 
 @dataclass(slots=True)
