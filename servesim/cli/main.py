@@ -1,0 +1,85 @@
+"""The way in: finds the verb, runs it, and turns whatever went wrong into one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from servesim import __version__
+from servesim.console import Console, reason
+from servesim.errors import InputError, RunError, ServesimError
+from servesim.units import suggest
+
+VERBS: dict[str, str] = {
+    "capacity": "what fits: the memory plan, the critical batch, whether it starts",
+    "simulate": "one run of a workload on a simulated server",
+    "sweep": "a grid of runs, one row each, and where the knee is",
+}
+"""Each verb is the module `servesim.cli.VERB` with `build_parser()` and `run(argv) -> int`, imported when asked for."""
+
+USAGE = """\
+examples:
+  servesim capacity --hardware l4-24gb
+  servesim simulate --hardware l4-24gb --trace fixtures/burst.jsonl --prefix-caching
+  servesim sweep --concurrency 1,8,32,128,256
+
+usage: servesim VERB [options]      servesim VERB --help      servesim --version
+
+verbs:
+{verbs}
+
+exit codes: 0 success; 1 the answer is no, something failed, an interrupt; 2 bad input
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (default: this process's) and return its exit code."""
+    try:
+        code = dispatch(list(sys.argv[1:] if argv is None else argv))
+        if sys.stdout is None:
+            raise RunError("cannot write the result: stdout is closed")
+        sys.stdout.flush()
+        return code
+    except ServesimError as error:
+        Console().error(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        Console().error("interrupted")
+        return 1
+    except BrokenPipeError:
+        _forget_stdout()
+        return 1
+    except OSError as error:
+        if error.filename is not None:
+            raise  # a file that its reader should have dealt with: a bug
+        _forget_stdout()
+        Console().error(f"cannot write the result: {reason(error)}")
+        return 1
+    except MemoryError:
+        Console().error("out of memory; ask for fewer requests at once")
+        return 1
+
+
+def dispatch(argv: list[str]) -> int:
+    """Run the verb that `argv` begins with."""
+    if not argv:
+        raise InputError(f"name a verb: {', '.join(VERBS)}; see servesim --help")
+    if argv[0] in ("-h", "--help", "help"):
+        verbs = "\n".join(f"  {verb:<10} {summary}" for verb, summary in VERBS.items())
+        print(USAGE.format(verbs=verbs), end="")
+        return 0
+    if argv[0] in ("-V", "--version"):
+        print(f"servesim {__version__}")
+        return 0
+    verb = argv[0]
+    if verb not in VERBS:
+        raise suggest("verb", verb, VERBS)
+    code: int = import_module(f"servesim.cli.{verb}").run(argv[1:])
+    return code
+
+
+def _forget_stdout() -> None:
+    """Point stdout at nothing, so that the interpreter's own flush at exit does not complain as well."""
+    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
