@@ -59,7 +59,7 @@ class Target:
 
     @property
     def netloc(self) -> str:
-        """Return `host:port` as it stands in a URL and in the Host header: IPv6 in brackets, a default port left out."""
+        """Return `host:port` as in a URL and the Host header: IPv6 in brackets, a default port left out."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
 
@@ -125,8 +125,8 @@ def parse_target(
 ) -> Target:
     """Read a base URL with or without a path, trailing slash, `/v1` or a whole route, and what goes with it.
 
-    `headers` are `Name: value` texts. `api_key_env` names the environment variable that holds the key. `proxy` is a URL,
-    or `env` to follow the environment's `http_proxy`, `https_proxy`, `all_proxy` and `no_proxy`.
+    `headers` are `Name: value` texts. `api_key_env` names the environment variable that holds the key. `proxy` is
+    a URL, or `env` to follow the environment's `http_proxy`, `https_proxy`, `all_proxy` and `no_proxy`.
     Raises InputError; its text never holds a secret.
     """
     environ = os.environ if environ is None else environ
@@ -201,7 +201,7 @@ def _split(url: str) -> tuple[str, str, int, str, str]:
 
 
 def _roots(path: str) -> tuple[str, str]:
-    """Return (root, api_root) of a base path: a known route and a version segment at its end are not part of the root."""
+    """Return (root, api_root) of a base path; a known route and a version segment at its end are not in the root."""
     path = re.sub(r"/+", "/", path).rstrip("/")
     for route in API_ROUTES:
         if path.endswith(route):
