@@ -27,6 +27,7 @@ class Outcome(IntEnum):
     COMPLETED = 1
     FAILED = 2
     REJECTED = 3
+    WITHHELD = 4  # a time limit kept it back before it was due: it was never offered
 
 
 class Records:
@@ -75,7 +76,9 @@ class Records:
         self.attempts: dict[int, int] = {}  # sends of a request that was sent more than once
         self.end_s: array[float] | None = None  # measured: when the stream ended (a late usage chunk is in it)
         self.visible: array[int] | None = None  # measured: index of the first event with visible content, or -1
-        self.extra: dict[int, dict[str, Any]] = {}  # measured: status, message, the server's own timings, ...
+        # Measured: status, message, the server's own timings, ... A summary reads `estimated` (true: no usage came,
+        # output_tokens counts events) and `non_stream` (true: one JSON answered, so no first token was seen).
+        self.extra: dict[int, dict[str, Any]] = {}
 
     def __len__(self) -> int:
         return len(self.outcome)

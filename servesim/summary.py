@@ -1,0 +1,286 @@
+"""What a run comes to: the one place where a simulated and a measured run get their figures, by the same definitions.
+
+`summarize` reads a `Run` and changes nothing in it. Offered = completed + failed + rejected + unfinished; latencies and
+tokens are those of completed requests; throughput is their tokens over the span from the first send to the last token
+that anybody received. What each latency is stands in `latency`, what an objective asks in `slo`. How figures are
+printed is not known here, except that latencies leave in milliseconds under the names of the JSON documents.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import compress
+from operator import eq, or_
+from typing import Any
+
+from servesim.latency import LATENCIES, METRICS, Completed, late_gaps, pooled_gaps, token_events
+from servesim.records import Outcome, Run
+from servesim.slo import Goodput, Slo, SloResult, judge
+from servesim.stats import Distribution, Sample, Tally, Values, describe, nearest_rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestCounts:
+    """Every request once: offered = completed + failed + rejected + unfinished.
+
+    `capped` (ended by a length limit) and `empty` (answered without a token) are parts of completed; warm-up requests
+    are outside everything.
+    """
+
+    offered: int
+    completed: int
+    failed: int
+    rejected: int
+    unfinished: int
+    capped: int
+    empty: int
+    warmup: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenCounts:
+    """Tokens of completed requests. `estimated`: those of `output` that were counted from events for want of a usage
+    report; `per_event`: output tokens per token event, above 1 where a server sends several at once."""
+
+    prompt: int
+    output: int
+    cached: int | None
+    estimated: int
+    per_event: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throughput:
+    output_tokens_per_s: float | None
+    total_tokens_per_s: float | None
+    requests_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFigures:
+    """What an engine says of itself; fractions of 1, None where the source cannot know."""
+
+    steps: int | None = None
+    mean_batch: float | None = None
+    kv_peak: float | None = None
+    kv_mean: float | None = None
+    preemptions: int | None = None
+    evictions: int | None = None
+    prefix_hit_rate: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """The figures of one run under the names of the JSON documents; None is unknown."""
+
+    source: str
+    partial: bool
+    requests: RequestCounts
+    attempts: int
+    tokens: TokenCounts
+    duration_s: float | None
+    throughput: Throughput
+    ttft_ms: Distribution | None
+    ttfo_ms: Distribution | None
+    tpot_ms: Distribution | None
+    itl_ms: Distribution | None
+    e2e_ms: Distribution | None
+    queue_ms: Distribution | None
+    lateness_ms: Distribution | None
+    ttft_from_planned_ms: Distribution | None
+    e2e_from_planned_ms: Distribution | None
+    prompt_tokens: Distribution | None
+    output_tokens: Distribution | None
+    errors: dict[str, int]
+    engine: EngineFigures
+    slo: list[SloResult] | None  # None: not asked
+    goodput: Goodput | None
+    warnings: list[str]
+    violations: list[str]
+    client: dict[str, Any] | None
+    server: dict[str, Any] | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the summary as a JSON object; what was not asked (`slo`) or has no source (`client`) is left out."""
+        document = asdict(self)
+        del document["partial"]  # a key of the document around it
+        for key in ("slo", "goodput", "client", "server"):
+            if document[key] is None:
+                del document[key]
+        return document
+
+
+def summarize(run: Run, slos: Sequence[Slo] = ()) -> Summary:
+    """Return the summary of `run`, judged by `slos`. Sorts a few columns; never visits a token."""
+    done = Completed(run)
+    requests = _count_requests(run, done)
+    tokens = _count_tokens(run, done)
+    duration_s = _duration_s(run)
+    latencies, results, good = _judge_latencies(run, done, slos, requests.offered - requests.completed)
+    return Summary(
+        source=run.source,
+        partial=run.partial,
+        requests=requests,
+        attempts=requests.offered + sum(run.records.attempts.values()) - len(run.records.attempts),
+        tokens=tokens,
+        duration_s=duration_s,
+        throughput=Throughput(
+            output_tokens_per_s=_ratio(tokens.output, duration_s),
+            total_tokens_per_s=_ratio(tokens.prompt + tokens.output, duration_s),
+            requests_per_s=_ratio(requests.completed, duration_s),
+        ),
+        prompt_tokens=describe(Tally(Counter(done.column(run.records.prompt_tokens)))),
+        output_tokens=describe(Tally(Counter(done.column(run.records.output_tokens)))),
+        errors=_count_errors(run),
+        engine=_engine_figures(run),
+        slo=results if slos else None,
+        goodput=Goodput(requests_per_s=_ratio(good, duration_s), fraction=_ratio(good, requests.offered))
+        if slos
+        else None,
+        warnings=[*run.warnings, *_warnings(requests, results)],
+        violations=list(run.violations),
+        client=run.client,
+        server=run.server,
+        **{f"{name}_ms": distribution for name, distribution in latencies.items()},
+    )
+
+
+def _count_requests(run: Run, done: Completed) -> RequestCounts:
+    records = run.records
+    outcomes = records.outcome
+    return RequestCounts(
+        offered=len(records) - outcomes.count(Outcome.WITHHELD),
+        completed=done.count,
+        failed=outcomes.count(Outcome.FAILED),
+        rejected=outcomes.count(Outcome.REJECTED),
+        unfinished=outcomes.count(Outcome.UNFINISHED),
+        capped=sum(outcomes[index] == Outcome.COMPLETED for index in records.capped),
+        empty=list(done.column(records.output_tokens)).count(0),
+        warmup=0 if run.warmup is None else len(run.warmup.records),
+    )
+
+
+def _count_tokens(run: Run, done: Completed) -> TokenCounts:
+    records = run.records
+    output = sum(done.column(records.output_tokens))
+    unknown = sum(1 for cached in done.column(records.cached_tokens) if cached < 0)
+    cached = sum(done.column(records.cached_tokens)) + unknown
+    estimated = sum(
+        records.output_tokens[index]
+        for index, facts in records.extra.items()
+        if facts.get("estimated") and records.outcome[index] == Outcome.COMPLETED
+    )
+    return TokenCounts(
+        prompt=sum(done.column(records.prompt_tokens)),
+        output=output,
+        cached=None if unknown and unknown == done.count else cached,
+        estimated=estimated,
+        per_event=_ratio(output, token_events(run, done)),
+    )
+
+
+def _duration_s(run: Run) -> float | None:
+    """Return the seconds from the first send to the last token received, by whomever; None without a token."""
+    records = run.records
+    received = max(map(run.times.__getitem__, compress(records.last, map((0).__le__, records.last))), default=None)
+    sent = min(compress(records.sent_s, map(eq, records.sent_s, records.sent_s)), default=None)  # NaN != NaN
+    return None if received is None or sent is None else received - sent
+
+
+def _count_errors(run: Run) -> dict[str, int]:
+    """Return how often each kind of failure or rejection occurred, the most frequent first."""
+    outcomes = run.records.outcome
+    kinds = Counter(
+        kind for index, kind in run.records.reason.items() if outcomes[index] in (Outcome.FAILED, Outcome.REJECTED)
+    )
+    unnamed = outcomes.count(Outcome.FAILED) + outcomes.count(Outcome.REJECTED) - kinds.total()
+    if unnamed:
+        kinds["unknown"] += unnamed
+    return dict(sorted(kinds.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _judge_latencies(
+    run: Run, done: Completed, slos: Sequence[Slo], incomplete: int
+) -> tuple[dict[str, Distribution | None], list[SloResult], int]:
+    """Return the distribution of every metric in ms, how each SLO was kept, and how many requests kept them all."""
+    distributions: dict[str, Distribution | None] = {}
+    results: dict[Slo, SloResult] = {}
+    late = bytearray(done.count)
+    twins = done.twins()
+    for metric in METRICS:
+        asked = [slo for slo in slos if slo.metric == metric]
+        if metric in twins and not asked:
+            distributions[metric] = distributions[twins[metric]]
+            continue
+        sample: Sample
+        if metric == "itl":
+            sample = pooled_gaps(run, done)
+            for slo in asked:
+                late = bytearray(map(or_, late, _own_gaps_late(run, done, slo)))
+        else:
+            values = LATENCIES[metric](done)
+            for slo in asked:
+                late = bytearray(map(or_, late, map(slo.limit_s.__lt__, values)))  # NaN, absent, is not late
+            sample = Values(values)
+            del values
+        distributions[metric] = describe(sample, scale=1000)
+        for slo in asked:
+            results[slo] = judge(slo, sample, _gaps_never_seen(run) if metric == "itl" else incomplete)
+        del sample  # a column of a million is gone before the next is made
+    return distributions, [results[slo] for slo in slos], late.count(0)
+
+
+def _own_gaps_late(run: Run, done: Completed, slo: Slo) -> list[bool]:
+    """Return for each completed request whether more of its own gaps are late than the percentile lets pass."""
+    return [
+        gaps > 0 and late > gaps - nearest_rank(slo.percentile, gaps)
+        for late, gaps in late_gaps(run, done, slo.limit_s)
+    ]
+
+
+def _gaps_never_seen(run: Run) -> int:
+    """Return the gaps that requests asked for that did not complete, at least one each."""
+    left = (Outcome.FAILED, Outcome.REJECTED, Outcome.UNFINISHED)
+    asked = zip(run.requests.output_tokens, run.records.outcome, strict=True)
+    return sum(max(1, tokens - 1) for tokens, outcome in asked if outcome in left)
+
+
+def _engine_figures(run: Run) -> EngineFigures:
+    """Return what the engine counted, or what a measured server's own metrics say."""
+    totals = run.engine
+    if totals is None:
+        known = run.server or {}
+        names = ("mean_batch", "kv_peak", "kv_mean", "preemptions", "prefix_hit_rate")
+        return EngineFigures(**{name: known.get(name) for name in names})
+    return EngineFigures(
+        steps=totals.steps,
+        mean_batch=_ratio(totals.scheduled, totals.steps),
+        kv_peak=_ratio(totals.kv_peak_blocks, totals.num_blocks),
+        kv_mean=_ratio(totals.kv_block_seconds, totals.num_blocks * totals.elapsed_s),
+        preemptions=totals.preemptions,
+        evictions=totals.evictions,
+        prefix_hit_rate=_ratio(totals.hit_tokens, totals.looked_up_tokens),
+    )
+
+
+def _warnings(requests: RequestCounts, results: Sequence[SloResult]) -> list[str]:
+    warnings = []
+    if requests.unfinished:
+        warnings.append(
+            f"{requests.unfinished:,} of {requests.offered:,} requests are unfinished: "
+            f"latencies are those of the {requests.completed:,} that completed"
+        )
+    unjudged = sorted({result.metric for result in results if result.met is None})
+    if unjudged:
+        warnings.append(f"no request has a value of {', '.join(unjudged)}: the objective cannot be judged")
+    return warnings
+
+
+def _ratio(numerator: float, denominator: float | None) -> float | None:
+    """Return the quotient, None where it would mean nothing."""
+    if not denominator or not math.isfinite(denominator):
+        return None
+    return numerator / denominator
