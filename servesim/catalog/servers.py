@@ -1,0 +1,216 @@
+"""The servers that people run, one dialect each: what they call their metrics, their knobs and their errors.
+
+A metric's key is servesim's own word for it; its names are the server's, today's first and older ones behind. Names
+that a server no longer has stay as aliases; a key without a name is what the server does not offer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from servesim.errors import InputError
+
+COUNTER, GAUGE, HISTOGRAM, INFO = "counter", "gauge", "histogram", "info"
+SUM, MEAN = "sum", "mean"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One quantity on a server's metric page."""
+
+    names: tuple[str, ...]  # today's name, then older ones
+    type: str  # counter, gauge, histogram or info
+    across: str = SUM  # over several engines: counts add up, fractions are averaged (and their maximum is the peak)
+
+    def __post_init__(self) -> None:
+        if not self.names or self.type not in (COUNTER, GAUGE, HISTOGRAM, INFO) or self.across not in (SUM, MEAN):
+            raise InputError(f"metric {self!r} makes no sense")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorShape:
+    """How a server says a thing that servesim has a word for; None matches anything."""
+
+    kind: str
+    status: int
+    type: str | None = None
+    message: str | None = None  # a part of the message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerDialect:
+    """What is particular to one server program."""
+
+    name: str
+    prefix: str  # of its metric names
+    metrics: dict[str, Metric]
+    knobs: dict[str, str]  # servesim's option -> the server's
+    errors: tuple[ErrorShape, ...] = ()
+    version_path: str  # where it tells its version, and
+    version_field: str  # under which field
+    enable_metrics: str | None = None  # the flag without which there is no metric page
+    source: str
+    observed: bool = field(default=True)  # seen in captures of a real server, not only in its documentation
+
+    def names(self) -> frozenset[str]:
+        """Return every sample name that a page of this server can hold for us, histograms' suffixes included."""
+        found: set[str] = {PROCESS_START}
+        for metric in self.metrics.values():
+            suffixes = ("_bucket", "_sum", "_count") if metric.type == HISTOGRAM else ("",)
+            found.update(name + suffix for name in metric.names for suffix in suffixes)
+        return frozenset(found)
+
+
+PROCESS_START = "process_start_time_seconds"  # of every Python client library: when it changes, all counters restarted
+
+
+def _counter(*names: str) -> Metric:
+    return Metric(names=names, type=COUNTER)
+
+
+def _gauge(*names: str, across: str = SUM) -> Metric:
+    return Metric(names=names, type=GAUGE, across=across)
+
+
+def _histogram(*names: str) -> Metric:
+    return Metric(names=names, type=HISTOGRAM)
+
+
+LLAMA_CPP = ServerDialect(
+    name="llama.cpp",
+    prefix="llamacpp:",
+    metrics={
+        "running": _gauge("llamacpp:requests_processing"),
+        "waiting": _gauge("llamacpp:requests_deferred"),
+        "kv_usage": _gauge("llamacpp:kv_cache_usage_ratio", across=MEAN),  # older builds only
+        "computed_prompt_tokens": _counter("llamacpp:prompt_tokens_total"),  # cached ones not among them
+        "cached_prompt_tokens": _counter("llamacpp:prompt_tokens_cached_total"),
+        "output_tokens": _counter("llamacpp:tokens_predicted_total"),
+        "prompt_seconds": _counter("llamacpp:prompt_seconds_total"),
+        "output_seconds": _counter("llamacpp:tokens_predicted_seconds_total"),
+        "decodes": _counter("llamacpp:n_decode_total"),
+        "mean_busy_slots": _gauge("llamacpp:n_busy_slots_per_decode", across=MEAN),  # a running mean since the start
+    },
+    knobs={
+        "--max-num-seqs": "--parallel",
+        "--kv-tokens": "--ctx-size",
+        "--slots": "--parallel with --no-kv-unified: each slot has its own ctx-size / parallel tokens",
+        "--max-num-batched-tokens": "--batch-size",
+        "--prefix-caching": "--cache-prompt and --cache-reuse: per slot, not shared",
+        "--max-model-len": "--ctx-size / --parallel",
+    },
+    errors=(
+        ErrorShape(kind="prompt_too_long", status=400, type="exceed_context_size_error"),
+        ErrorShape(kind="loading", status=503, type="unavailable_error"),
+    ),
+    version_path="/props",
+    version_field="build_info",
+    enable_metrics="--metrics",
+    source="tools/server/README.md and captures of build 11434",
+)
+
+VLLM = ServerDialect(
+    name="vllm",
+    prefix="vllm:",
+    metrics={
+        "running": _gauge("vllm:num_requests_running"),
+        "waiting": _gauge("vllm:num_requests_waiting"),
+        "kv_usage": _gauge("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", across=MEAN),  # a fraction
+        "preemptions": _counter("vllm:num_preemptions_total", "vllm:num_preemptions"),
+        "prefix_queries": _counter("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
+        "prefix_hits": _counter("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
+        "prompt_tokens": _counter("vllm:prompt_tokens_total"),  # cached ones among them
+        "output_tokens": _counter("vllm:generation_tokens_total"),
+        "iterations": _counter("vllm:iteration_tokens_total_count"),
+        "iteration_tokens": _counter("vllm:iteration_tokens_total_sum"),
+        "ttft": _histogram("vllm:time_to_first_token_seconds"),
+        "itl": _histogram("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
+        "tpot": _histogram("vllm:request_time_per_output_token_seconds"),
+        "queue": _histogram("vllm:request_queue_time_seconds"),
+        "e2e": _histogram("vllm:e2e_request_latency_seconds"),
+        "setup": Metric(names=("vllm:cache_config_info",), type=INFO),
+    },
+    knobs={
+        "--max-num-seqs": "--max-num-seqs",
+        "--max-num-batched-tokens": "--max-num-batched-tokens",
+        "--kv-blocks": "--num-gpu-blocks-override",
+        "--block-size": "--block-size",
+        "--gpu-memory-utilization": "--gpu-memory-utilization",
+        "--prefix-caching": "--enable-prefix-caching",
+        "--no-chunked-prefill": "--no-enable-chunked-prefill",
+        "--max-model-len": "--max-model-len",
+        "--policy": "--scheduling-policy",
+    },
+    errors=(
+        ErrorShape(kind="prompt_too_long", status=400, message="maximum context length is"),
+        ErrorShape(kind="prompt_too_long", status=400, message="max_tokens must be at least 1, got 0"),
+        ErrorShape(kind="output_too_long", status=400, message="cannot be greater than max_model_len"),
+    ),
+    version_path="/version",
+    version_field="version",
+    source="captures of 0.32.0; older names from the changelogs of 0.6 to 0.18",
+)
+
+SGLANG = ServerDialect(
+    name="sglang",
+    prefix="sglang:",
+    metrics={
+        "running": _gauge("sglang:num_running_reqs"),
+        "waiting": _gauge("sglang:num_queue_reqs"),
+        "kv_usage": _gauge("sglang:token_usage", across=MEAN),
+        "hit_rate": _gauge("sglang:cache_hit_rate", across=MEAN),  # of the last prefill batch, not a counter
+        "preemptions": _counter("sglang:num_retracted_requests_total"),
+        "prompt_tokens": _counter("sglang:prompt_tokens_total"),
+        "cached_prompt_tokens": _counter("sglang:cached_tokens_total"),
+        "output_tokens": _counter("sglang:generation_tokens_total"),
+        "ttft": _histogram("sglang:time_to_first_token_seconds"),
+        "itl": _histogram("sglang:inter_token_latency_seconds", "sglang:time_per_output_token_seconds"),
+        "queue": _histogram("sglang:queue_time_seconds"),
+        "e2e": _histogram("sglang:e2e_request_latency_seconds"),
+    },
+    knobs={
+        "--max-num-seqs": "--max-running-requests",
+        "--max-num-batched-tokens": "--chunked-prefill-size",
+        "--gpu-memory-utilization": "--mem-fraction-static",
+        "--kv-tokens": "--max-total-tokens",
+        "--block-size": "--page-size",
+        "--max-model-len": "--context-length",
+        "--no-prefix-caching": "--disable-radix-cache",
+    },
+    version_path="/get_server_info",
+    version_field="version",
+    enable_metrics="--enable-metrics",
+    source="docs.sglang.io, production metrics and server arguments",
+    observed=False,
+)
+
+SERVERS: dict[str, ServerDialect] = {dialect.name: dialect for dialect in (LLAMA_CPP, VLLM, SGLANG)}
+
+
+def dialect_of(metric_names: Iterable[str]) -> ServerDialect | None:
+    """Return the dialect that a page with these metric names is written in, None when it is nobody's."""
+    for name in metric_names:
+        for dialect in SERVERS.values():
+            if name.startswith(dialect.prefix):
+                return dialect
+    return None
+
+
+def error_kind(status: int, error_type: str, message: str) -> str:
+    """Return servesim's word for a server's error, `http_STATUS` when it has none.
+
+    >>> error_kind(400, "exceed_context_size_error", "request (2031 tokens) exceeds the available context size")
+    'prompt_too_long'
+    """
+    if status == 429:
+        return "queue_full"
+    for dialect in SERVERS.values():
+        for shape in dialect.errors:
+            if (
+                shape.status == status
+                and (shape.type is None or shape.type == error_type)
+                and (shape.message is None or shape.message in message)
+            ):
+                return shape.kind
+    return f"http_{status}"
