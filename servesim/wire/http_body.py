@@ -155,8 +155,8 @@ class ChunkedBody:
                 self._count_trailer(len(line))
         elif len(line) > MAX_CHUNK_HEADER_BYTES:
             raise ProtocolError(f"a chunk header is longer than {MAX_CHUNK_HEADER_BYTES} bytes")
-        elif line != b"\r":
-            chunk_size(line.rstrip(b"\r"))  # a body that only claims to be chunked is told at once
+        elif line.strip(b"\r"):
+            chunk_size(line.rstrip(b" \t\r"))  # a body that only claims to be chunked is told at once
         self._partial = line
 
     def _count_trailer(self, size_bytes: int) -> None:
