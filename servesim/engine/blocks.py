@@ -1,0 +1,407 @@
+"""The paged KV cache of one engine: who holds which block, what can be hit, what is evicted next.
+
+The rules are vLLM's (vllm/v1/core/block_pool.py, kv_cache_manager.py): free blocks queue by last use, a released
+request's blocks return last to first, a key is dropped when its block is taken for new content, and equal blocks
+computed side by side both stay.
+
+A cache of thousands of blocks must not cost thousands of operations, so blocks are counted, not visited:
+
+- Blocks without a key lie in front of all keyed ones, and their order cannot be observed: an integer, `keyless`.
+- Behind them lie `Extent`s: runs of keyed blocks that were released together, in order of last use.
+- Content has a name, not a hash: (stream, block index). One `Chain` per stream that another request can hit. A holder
+  always holds a chain from its start, and blocks come back deepest first, so what is alive of a chain is its head:
+  one depth says which blocks can be hit, another which are held.
+- Where a block comes to exist twice (a prompt that is an exact multiple of the block size and fully cached, a follower
+  that overtakes its parent) that one chain is broken up into single `Block`s.
+- A sequence that decodes along a chain (its `tip`) fills blocks unseen; the chain is brought up to date when somebody
+  looks it up.
+
+It does not know time, steps or budgets: the engine tells it where the decode clock stands.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from servesim.workload.requests import OPEN_END, Content
+
+if TYPE_CHECKING:
+    from servesim.engine.sequence import Sequence
+
+LAST = 1 << 62
+"""An `order` behind every running sequence."""
+
+
+class Block:
+    """One block of a chain that was broken up."""
+
+    __slots__ = ("extent", "holders", "index")
+
+    def __init__(self, index: int, holders: int) -> None:
+        self.index = index
+        self.holders = holders
+        self.extent: Extent | None = None  # where it lies while nobody holds it
+
+
+class Extent:
+    """Free blocks that were released together: `size` of them, evicted deepest first."""
+
+    __slots__ = ("blocks", "chain", "keyed", "size")
+
+    def __init__(self, size: int, chain: Chain | None = None, *, keyed: bool = True) -> None:
+        self.size = size
+        self.chain = chain  # None: nobody can hit them
+        self.keyed = keyed
+        self.blocks: list[Block] | None = None  # of a broken-up chain: which ones, first to be evicted first
+
+
+class Chain:
+    """The blocks of one stream, by their index in a sequence: [start, alive) exist, [start, held) have holders.
+
+    Free ones are `extents`, deepest first, which is also the order of their eviction. `depths` counts holders by how
+    deep they hold.
+    """
+
+    __slots__ = ("alive", "depths", "extents", "held", "start", "table", "tips")
+
+    def __init__(self, start: int) -> None:
+        self.start = self.alive = self.held = start
+        self.depths: dict[int, int] = {}
+        self.extents: list[Extent] = []
+        self.tips: list[Sequence] = []  # sequences that decode along it
+        self.table: list[list[Block]] | None = None  # broken up: the blocks with each key, oldest key first
+
+
+class BlockPool:
+    """The blocks of one engine. `free` blocks have no holder; those that keep a key among them can still be hit.
+
+    >>> pool = BlockPool(100, 16)
+    >>> pool.take(7); pool.free
+    93
+    >>> pool.give(7); pool.free
+    100
+    """
+
+    __slots__ = (
+        "_chains",
+        "_lru",
+        "_unhittable",
+        "block_size",
+        "cached",
+        "evictions",
+        "key_lag",
+        "keyless",
+        "keyless_to_front",
+        "num_blocks",
+        "running",
+    )
+
+    def __init__(
+        self, num_blocks: int, block_size: int = 16, *, keyless_to_front: bool = True, key_lag: int = 0
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.keyless_to_front = keyless_to_front
+        self.key_lag = key_lag  # steps by which a decoded token is known late: 1 under asynchronous scheduling
+        self.keyless = num_blocks  # free blocks in front of the queue
+        self.cached = 0  # free blocks in `_lru`
+        self.evictions = 0  # blocks with a key that were taken for new content
+        self.running: dict[int, Sequence] = {}  # by order; whoever holds blocks is in it
+        self._lru: OrderedDict[Extent, None] = OrderedDict()
+        self._unhittable: Extent | None = None  # the youngest extent, if nobody can hit it: the next one joins it
+        self._chains: dict[int, Chain] = {}
+
+    @property
+    def free(self) -> int:
+        """Blocks without a holder."""
+        return self.keyless + self.cached
+
+    @property
+    def used(self) -> int:
+        """Blocks with holders."""
+        return self.num_blocks - self.keyless - self.cached
+
+    # Free queue
+
+    def take(self, count: int) -> None:
+        """Take `count` free blocks for new content, from the front of the queue; there must be as many."""
+        if count <= self.keyless:
+            self.keyless -= count
+            return
+        count -= self.keyless
+        self.keyless = 0
+        self.cached -= count
+        lru = self._lru
+        while count:
+            extent = next(iter(lru))
+            taken = extent.size
+            if taken > count:
+                taken = count
+            else:
+                del lru[extent]
+                if extent is self._unhittable:
+                    self._unhittable = None
+            extent.size -= taken
+            count -= taken
+            if extent.keyed:
+                self.evictions += taken
+            if extent.chain is not None:
+                self._evict(extent.chain, extent, taken)
+
+    @staticmethod
+    def _evict(chain: Chain, extent: Extent, count: int) -> None:
+        if extent.blocks is None:
+            chain.alive -= count
+            if not extent.size:
+                chain.extents.pop(0)
+            return
+        assert chain.table is not None
+        for block in extent.blocks[:count]:
+            chain.table[block.index - chain.start].remove(block)
+        del extent.blocks[:count]
+
+    def give(self, count: int, private_keyed: int = 0) -> None:
+        """Give back `count` blocks that nobody else holds or can hit, the first `private_keyed` of them with keys."""
+        keyless = count - private_keyed
+        if self.keyless_to_front:
+            self.keyless += keyless
+        elif keyless:
+            self._append(Extent(keyless, keyed=False))
+        if not private_keyed:
+            return
+        self.cached += private_keyed
+        if self._unhittable is None:
+            self._unhittable = extent = Extent(private_keyed)
+            self._lru[extent] = None
+        else:
+            self._unhittable.size += private_keyed
+
+    def _append(self, extent: Extent) -> None:
+        self.cached += extent.size
+        self._lru[extent] = None
+        self._unhittable = None
+
+    # Prefix cache
+
+    def segments(self, content: Content) -> tuple[tuple[Chain, int], ...]:
+        """Return the chains of `content`, each with the block at which its part of the sequence ends."""
+        found = []
+        start = 0
+        for stream, end_token in content:
+            end = end_token // self.block_size
+            if end > start:
+                chain = self._chains.get(stream)
+                if chain is None:
+                    chain = self._chains[stream] = Chain(start)
+                found.append((chain, end))
+            start = end
+        return tuple(found)
+
+    def look_up(self, sequence: Sequence, tick: int) -> tuple[int, int]:
+        """Return how many blocks `sequence` would hit now, and how many of those lie in the free queue.
+
+        At least one token must be computed, so a sequence of `length` tokens hits at most (length - 1) // block_size.
+        Nothing is changed. `tick` is the decode clock, with this step's decodes counted.
+        """
+        cap = (sequence.prompt + sequence.outputs - 1) // self.block_size
+        hits = lying = 0
+        for chain, end in sequence.segments:
+            depth = end if end < cap else cap
+            if chain.tips:
+                self._catch_up(chain, tick, LAST)
+            if chain.table is None:
+                if depth > chain.alive:
+                    depth = chain.alive
+                if depth > chain.start:
+                    hits = depth
+                    if depth > chain.held:
+                        lying += depth - chain.held
+            else:
+                for copies in chain.table[: max(depth - chain.start, 0)]:
+                    if not copies:
+                        break
+                    hits += 1
+                    lying += not copies[0].holders
+            if hits < end:
+                break
+        return hits, lying
+
+    def hold(self, sequence: Sequence, hits: int) -> None:
+        """Make `sequence`, which holds nothing, a holder of the `hits` blocks that `look_up` found."""
+        sequence.keyed = hits
+        for chain, end in sequence.segments:
+            depth = end if end < hits else hits
+            if depth <= chain.start:
+                return
+            if chain.table is not None:
+                mine = [copies[0] for copies in chain.table[: depth - chain.start]]
+                for block in mine:
+                    if not block.holders:
+                        self._unfree(block)
+                    block.holders += 1
+                self._singles(sequence)[chain] = mine
+                continue
+            chain.depths[depth] = chain.depths.get(depth, 0) + 1
+            lying = depth - chain.held
+            if lying > 0:
+                chain.held = depth
+                self.cached -= lying
+                while lying:
+                    extent = chain.extents[-1]
+                    if extent.size > lying:
+                        extent.size -= lying
+                        break
+                    lying -= extent.size
+                    chain.extents.pop()
+                    del self._lru[extent]
+
+    def give_keys(self, sequence: Sequence, keyed: int, tick: int, order: int = LAST) -> None:
+        """Give keys to the first `keyed` blocks of `sequence`, as far as another request could hit them.
+
+        `order` is the place in `running` up to which this step's decodes stand behind `tick`: those before it have had
+        their token.
+        """
+        for chain, end in sequence.segments:
+            first = sequence.keyed if sequence.keyed > chain.start else chain.start
+            after = keyed if keyed < end else end
+            if after <= first:
+                continue
+            if chain.tips:
+                self._catch_up(chain, tick, order, sequence)
+            if chain.table is None and (first != chain.alive or any(tip is not sequence for tip in chain.tips)):
+                self._break_up(chain)
+            if chain.table is None:
+                if first > chain.start:
+                    self._leave(chain, first)
+                chain.depths[after] = chain.depths.get(after, 0) + 1
+                chain.alive = chain.held = after
+                continue
+            mine = self._singles(sequence).setdefault(chain, [])
+            for index in range(first, after):
+                block = Block(index, 1)
+                if index - chain.start == len(chain.table):
+                    chain.table.append([])
+                chain.table[index - chain.start].append(block)
+                mine.append(block)
+        sequence.keyed = keyed
+
+    def follow(self, sequence: Sequence) -> None:
+        """From now on `sequence` decodes: if it does so along a chain, the chain is brought up to date on demand."""
+        chain, end = sequence.segments[-1]
+        if end > sequence.keyed:
+            chain.tips.append(sequence)
+
+    def settle(self, sequence: Sequence, keyed: int, tick: int) -> None:
+        """Bring the keys of `sequence` up to date for the last time: it stops decoding."""
+        if sequence.segments:
+            chain = sequence.segments[-1][0]
+            if keyed > sequence.keyed:
+                self.give_keys(sequence, keyed, tick)
+            if sequence in chain.tips:
+                chain.tips.remove(sequence)
+        sequence.keyed = keyed
+
+    def release(self, sequence: Sequence, blocks: int) -> None:
+        """Give back all `blocks` of `sequence`, last to first; those that keep a key can be hit until taken."""
+        keyed = sequence.keyed
+        segments = sequence.segments
+        own = segments[-1][1] if segments else 0  # from this block on nobody else can hit
+        private = keyed - own if keyed > own else 0
+        self.give(blocks - keyed + private, private)
+        sequence.keyed = 0
+        for chain, end in reversed(segments):
+            depth = end if end < keyed else keyed
+            if depth <= chain.start:
+                continue
+            if chain.table is not None:
+                assert sequence.singles is not None
+                self._release_singles(chain, sequence.singles.pop(chain))
+                continue
+            self._leave(chain, depth)
+            if depth == chain.held and depth not in chain.depths:
+                chain.held = max(chain.depths, default=chain.start)
+                extent = Extent(depth - chain.held, chain)
+                chain.extents.append(extent)
+                self._append(extent)
+
+    def keep_for_resume(self, sequence: Sequence) -> None:
+        """Make the private keyed blocks of `sequence` a chain of its own, which it can hit when it comes back."""
+        own = sequence.segments[-1][1] if sequence.segments else 0
+        if sequence.keyed > own:
+            chain = Chain(own)
+            chain.alive = chain.held = sequence.keyed
+            chain.depths[sequence.keyed] = 1
+            sequence.segments += ((chain, OPEN_END),)
+
+    # Inside
+
+    @staticmethod
+    def _singles(sequence: Sequence) -> dict[Chain, list[Block]]:
+        if sequence.singles is None:
+            sequence.singles = {}
+        return sequence.singles
+
+    @staticmethod
+    def _leave(chain: Chain, depth: int) -> None:
+        if chain.depths[depth] == 1:
+            del chain.depths[depth]
+        else:
+            chain.depths[depth] -= 1
+
+    def _catch_up(self, chain: Chain, tick: int, order: int, asker: Sequence | None = None) -> None:
+        """Give the keys that the sequences decoding along `chain` have earned unseen."""
+        for tip in list(chain.tips):
+            if tip is asker:
+                continue
+            computed = tip.base + tick - (tip.order > order)
+            keyed = (computed - self.key_lag) // self.block_size
+            if keyed > tip.keyed:
+                chain.tips.remove(tip)  # so that it does not see itself
+                self.give_keys(tip, keyed, tick, order)
+                chain.tips.append(tip)
+
+    def _break_up(self, chain: Chain) -> None:
+        """Turn `chain` into single blocks: one of them is about to exist twice."""
+        table = [[Block(index, 0)] for index in range(chain.start, chain.alive)]
+        for sequence in self.running.values():
+            for mine, end in sequence.segments:
+                depth = min(end, sequence.keyed)
+                if mine is chain and depth > chain.start:
+                    held = [copies[0] for copies in table[: depth - chain.start]]
+                    for block in held:
+                        block.holders += 1
+                    self._singles(sequence)[chain] = held
+        after = chain.alive
+        for extent in chain.extents:  # deepest first
+            extent.blocks = [table[index - chain.start][0] for index in range(after - 1, after - extent.size - 1, -1)]
+            for block in extent.blocks:
+                block.extent = extent
+            after -= extent.size
+        chain.table = table
+        chain.extents = []
+        chain.depths = {}
+
+    def _unfree(self, block: Block) -> None:
+        extent = block.extent
+        assert extent is not None and extent.blocks is not None
+        extent.blocks.remove(block)
+        extent.size -= 1
+        self.cached -= 1
+        if not extent.size:
+            del self._lru[extent]
+        block.extent = None
+
+    def _release_singles(self, chain: Chain, blocks: Iterable[Block]) -> None:
+        freed = []
+        for block in reversed(list(blocks)):
+            block.holders -= 1
+            if not block.holders:
+                freed.append(block)
+        if freed:
+            extent = Extent(len(freed), chain)
+            extent.blocks = freed
+            for block in freed:
+                block.extent = extent
+            self._append(extent)

@@ -1,0 +1,237 @@
+"""How requests get to an engine and how clients leave it: arrivals, refusals, deadlines, the end of a request."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import deque
+from operator import add
+from typing import TYPE_CHECKING
+
+from servesim.engine.sequence import Sequence
+from servesim.records import Outcome
+
+if TYPE_CHECKING:
+    from servesim.engine.engine import Engine
+
+TIMEOUT = "timeout"
+QUEUE_FULL = "queue_full"
+
+
+class Door:
+    """Between a workload and an engine. `wake` is the next moment at which somebody comes or leaves by himself.
+
+    Where no request can be refused and no client leaves, an arrival costs next to nothing.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        config, requests = engine.config, engine.workload.requests
+        self._engine = engine
+        self._workload = engine.workload
+        self._reactive = engine.workload.reactive
+        self._timeout_s = config.client_timeout_s
+        self._deadlines: deque[tuple[float, int, int]] = deque()  # (time, index, attempt)
+        self._attempts: dict[int, int] = {}  # of the requests that a deadline stands for: the attempt in flight
+        self._keyed = engine.policy.admission is not None
+        self._observed = engine.observer is not None
+        self.taken = 0  # requests that have arrived, retries not counted
+        self.arrived: list[int] = []  # for the observer: since the last schedule
+        self.queued_tokens = 0  # prompts of those in `waiting` that were never admitted
+        self.counting = config.max_num_queued_tokens is not None
+        self.targets = requests.output_tokens  # output tokens that each may produce
+        if config.max_model_len is not None:
+            limit = config.max_model_len
+            self.targets = array(
+                "q", [min(o, limit - p) for p, o in zip(requests.prompt_tokens, requests.output_tokens, strict=True)]
+            )
+        self._screened = (
+            self._timeout_s is not None
+            or self.counting
+            or config.max_num_queued_reqs is not None
+            or self._may_refuse()
+        )
+        self.wake = engine.workload.next_due()
+
+    def _may_refuse(self) -> bool:
+        requests = self._engine.workload.requests
+        if not len(requests):
+            return False
+        prompt = max(requests.prompt_tokens)
+        total = max(map(add, requests.prompt_tokens, self.targets))
+        return self._refusal(prompt, total) is not None
+
+    def _refusal(self, prompt: int, total: int) -> str | None:
+        """Return why a request can never be served, or None. `total` is prompt + output, capped."""
+        config = self._engine.config
+        if config.max_model_len is not None and prompt >= config.max_model_len:
+            return "prompt_too_long"
+        if config.max_tokens_in_flight and total > config.max_tokens_in_flight:
+            return "over_max_tokens_in_flight"
+        if -(-(total - 1) // config.block_size) > config.num_blocks:
+            return "over_kv_cache"
+        if not config.chunked_prefill and config.max_model_len is None and total - 1 > config.max_num_batched_tokens:
+            return "over_token_budget"
+        return None
+
+    def open(self) -> None:
+        """Let clients leave whose time is up, then let in who is due."""
+        engine, now = self._engine, self._engine.now
+        if self._deadlines:
+            self._expire(now)
+        while self._workload.next_due() <= now:
+            batch = self._workload.take(now)
+            if self._screened:
+                for index in batch:
+                    self._arrive(index, now)
+            else:
+                engine.waiting.extend(batch)
+                self.taken += len(batch)
+                if self._observed:
+                    self.arrived.extend(batch)
+        if self._keyed:
+            engine.blocked = False
+        self.reset_wake()
+
+    def left(self, sequences: list[Sequence]) -> None:
+        """Hear that sequences are completed and gone from the engine."""
+        now = self._engine.now
+        if self._attempts:
+            for sequence in sequences:
+                self._attempts.pop(sequence.index, None)
+        if self._reactive:
+            finished = self._workload.finished
+            for sequence in sequences:
+                finished(sequence.index, now)
+            self.reset_wake()
+
+    def too_late(self, sequences: list[Sequence]) -> list[Sequence]:
+        """Return those whose clients had left before this moment, at which they had their last token."""
+        if self._timeout_s is None:
+            return []
+        arrival_s, now, timeout_s = self._workload.requests.arrival_s, self._engine.now, self._timeout_s
+        return [sequence for sequence in sequences if arrival_s[sequence.index] + timeout_s < now]
+
+    def close(self, until: float) -> None:
+        """Let go of those whose clients have left by `until`; fill in when the others were sent."""
+        engine, requests = self._engine, self._workload.requests
+        records = engine.records
+        if self._deadlines:
+            self._expire(until)
+        if not self._screened:
+            records.sent_s = requests.arrival_s[:]
+            if self.taken < len(requests):
+                here = {sequence.index for sequence in engine.running.values()}
+                here.update(waiter if isinstance(waiter, int) else waiter.index for waiter in engine.waiting)
+                for index, outcome in enumerate(records.outcome):
+                    if not outcome and index not in here:
+                        records.sent_s[index] = math.nan
+        records.planned_s = records.sent_s[:]
+        for index in self._workload.withheld():
+            records.outcome[index] = Outcome.WITHHELD
+        if self.targets is not requests.output_tokens:
+            completed, asked = Outcome.COMPLETED, requests.output_tokens
+            records.capped = {
+                index
+                for index, target in enumerate(self.targets)
+                if target < asked[index] and records.outcome[index] == completed
+            }
+
+    def reset_wake(self) -> None:
+        """Ask the workload anew when somebody comes."""
+        self.wake = self._workload.next_due()
+        if self._deadlines and self._deadlines[0][0] < self.wake:
+            self.wake = self._deadlines[0][0]
+
+    def _arrive(self, index: int, now: float) -> None:
+        engine = self._engine
+        config, records, requests = engine.config, engine.records, engine.workload.requests
+        due = requests.arrival_s[index]
+        if math.isnan(records.sent_s[index]):
+            records.sent_s[index] = due
+            self.taken += 1
+        else:
+            records.attempts[index] = records.attempts.get(index, 1) + 1
+        if self._observed:
+            self.arrived.append(index)
+        prompt = requests.prompt_tokens[index]
+        refusal = self._refusal(prompt, prompt + self.targets[index])
+        if refusal is None and (
+            (config.max_num_queued_reqs is not None and len(engine.waiting) >= config.max_num_queued_reqs)
+            or (self.counting and self.queued_tokens + prompt > (config.max_num_queued_tokens or 0))
+        ):
+            refusal = QUEUE_FULL
+        if refusal is not None:
+            if self._observed:
+                self.arrived.pop()
+            self._fail(index, now, refusal)
+            return
+        if self._timeout_s is not None:
+            attempt = records.attempts.get(index, 1)
+            deadline = due + self._timeout_s
+            if deadline <= now:
+                self._fail(index, deadline, TIMEOUT)
+                return
+            self._attempts[index] = attempt
+            self._deadlines.append((deadline, index, attempt))
+        engine.waiting.append(index)
+        self.queued_tokens += prompt
+
+    def _expire(self, now: float) -> None:
+        """Let go of the requests whose clients have left by `now`; a sequence that has ended is left to `left`."""
+        engine = self._engine
+        while self._deadlines and self._deadlines[0][0] <= now:
+            deadline, index, attempt = self._deadlines.popleft()
+            if self._attempts.get(index) != attempt:
+                continue
+            sequence = next((s for s in engine.running.values() if s.index == index), None)
+            if sequence is not None:
+                if engine.ends_in_time(sequence):
+                    continue
+                engine.abort(sequence)
+            else:
+                waiter = next(w for w in engine.waiting if w == index or (w.__class__ is Sequence and w.index == index))
+                if isinstance(waiter, Sequence):
+                    sequence = waiter
+                else:
+                    self.queued_tokens -= engine.workload.requests.prompt_tokens[index]
+                engine.waiting.remove(waiter)
+                engine.blocked = False
+            del self._attempts[index]
+            if sequence is not None and sequence.outputs:
+                self._note_tokens(sequence, deadline)
+            self._fail(index, deadline, TIMEOUT)
+
+    def _note_tokens(self, sequence: Sequence, deadline: float) -> None:
+        """Record the tokens that a client had before it left: all, but for one that may have come too late."""
+        records, index, end_s = self._engine.records, sequence.index, self._engine.log.end_s
+        pieces = records.pieces.pop(index)
+        outputs = sequence.outputs
+        start, last = pieces.pop()
+        if end_s[last] > deadline:
+            outputs -= 1
+            if start < last:
+                records.abandoned.append((last - 1, last))
+                last -= 1
+                pieces.append((start, last))
+        else:
+            pieces.append((start, last))
+        records.output_tokens[index] = outputs
+        records.first[index] = pieces[0][0] if pieces else -1
+        records.last[index] = pieces[-1][1] if pieces else -1
+        if len(pieces) > 1:
+            records.pieces[index] = pieces
+
+    def _fail(self, index: int, at: float, error: str) -> None:
+        """Close the record of a request that was refused or given up, unless its client comes back."""
+        records = self._engine.records
+        if self._workload.finished(index, at, error):
+            first = records.first[index]
+            if first >= 0:
+                records.abandoned.extend(records.pieces.pop(index, [(first, records.last[index])]))
+                records.first[index] = records.last[index] = -1
+                records.output_tokens[index] = 0
+            records.preempted.pop(index, None)
+            records.cached_tokens[index] = 0
+            return
+        records.outcome[index] = Outcome.FAILED if error == TIMEOUT else Outcome.REJECTED
+        records.reason[index] = error

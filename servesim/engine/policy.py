@@ -1,0 +1,100 @@
+"""Who is admitted first and who is dropped first: two key functions a policy, and the queues that obey them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+from servesim.engine.sequence import Sequence
+from servesim.workload.requests import Requests
+
+Waiter = int | Sequence
+"""Who waits: a request that was never admitted (its index), or one that was preempted."""
+
+Key = tuple[Any, ...]
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Policy:
+    """`admission` orders `waiting` (None: arrivals at the back, preempted ones at the front); `victim` picks whom to
+    preempt: the running request with the largest key (None: the youngest). Both get (requests, index)."""
+
+    about: str
+    admission: Callable[[Requests, int], Key] | None
+    victim: Callable[[Requests, int], Key] | None
+
+
+def _priority(requests: Requests, index: int) -> Key:
+    priority = 0 if requests.priority is None else requests.priority[index]
+    return priority, requests.arrival_s[index], index
+
+
+def _total_length(requests: Requests, index: int) -> Key:
+    total = requests.prompt_tokens[index] + requests.output_tokens[index]
+    return total, requests.arrival_s[index], index
+
+
+POLICIES: dict[str, Policy] = {
+    "fcfs": Policy(about="first come, first served; the youngest is preempted", admission=None, victim=None),
+    "priority": Policy(
+        about="lowest priority number first, then arrival; the largest is preempted",
+        admission=_priority,
+        victim=_priority,
+    ),
+    "sjf": Policy(
+        about="shortest prompt + output first: an oracle, since no server knows the output",
+        admission=_total_length,
+        victim=None,
+    ),
+}
+
+
+class KeyedQueue:
+    """`waiting` in the order of an admission key, with the verbs of `deque` that the engine uses.
+
+    A preempted request re-enters by its key: `appendleft` does what `append` does.
+    """
+
+    __slots__ = ("_heap", "_key")
+
+    def __init__(self, key: Callable[[int], Key]) -> None:
+        self._key = key
+        self._heap: list[tuple[Key, Waiter]] = []
+
+    def append(self, waiter: Waiter) -> None:
+        index = waiter if isinstance(waiter, int) else waiter.index
+        heappush(self._heap, (self._key(index), waiter))
+
+    appendleft = append
+
+    def extend(self, waiters: range | list[int]) -> None:
+        for waiter in waiters:
+            self.append(waiter)
+
+    def popleft(self) -> Waiter:
+        return heappop(self._heap)[1]
+
+    def remove(self, waiter: Waiter) -> None:
+        self._heap = [entry for entry in self._heap if entry[1] is not waiter and entry[1] != waiter]
+        heapify(self._heap)
+
+    def __getitem__(self, position: int) -> Waiter:
+        """Return the head (position 0) in O(1)."""
+        return self._heap[0][1] if position == 0 else sorted(self._heap)[position][1]
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __iter__(self) -> Iterator[Waiter]:
+        return iter([waiter for _, waiter in sorted(self._heap, key=lambda entry: entry[0])])
+
+
+def waiting_queue(policy: Policy, requests: Requests) -> deque[Waiter] | KeyedQueue:
+    """Return the empty queue in which requests wait under `policy`."""
+    admission = policy.admission
+    if admission is None:
+        return deque()
+    return KeyedQueue(lambda index: admission(requests, index))
