@@ -1,0 +1,299 @@
+"""Reads a saved run back: the same `Run` as before, whoever made it, up to where its file was cut.
+
+Requests come back in order of their index, in whatever order they had finished. Where indices are missing (a client
+that was killed never wrote the requests in flight) the rows close up; their ids stay.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, fields
+from typing import Any
+
+from servesim.errors import InputError
+from servesim.records import NAN, EngineTotals, GaugeSample, Outcome, Records, Run, StepLog
+from servesim.runfile import SCHEMA
+from servesim.runlines import Line, read_lines
+from servesim.units import shown, suggest
+from servesim.workload.requests import Content, Requests
+
+_OUTCOMES = {outcome.name.lower(): outcome for outcome in Outcome if outcome != Outcome.WITHHELD}
+_SCHEMA_NAME, _SCHEMA_NUMBER = SCHEMA.split("/")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedRun:
+    """A run and what its file says around it; `whole` is False where the run or its file ended early."""
+
+    path: str
+    command: str
+    version: str
+    whole: bool
+    run: Run
+
+
+def read_run(path: str) -> Run:
+    """Return the run saved in `path`; `partial` where the run or its file ended early. Raises `InputError`."""
+    return read_saved(path).run
+
+
+def read_saved(path: str) -> SavedRun:
+    """Return the run saved in `path` with the facts of its header. Raises `InputError` in one line."""
+    lines = read_lines(path)
+    header = _check_header(path, next(lines, None))
+    steps = StepLog()
+    times: array[float] = array("d")
+    rows, warmup_rows = _Rows(path, steps, times), _Rows(path, steps, times)
+    engine, gauges, footer = None, [], None
+    for line in lines:
+        if footer is not None:
+            raise InputError(f"{line.where}: the run ended on the line before; is this two files in one?")
+        kind = line.fields.get("kind")
+        if kind == "request":
+            rows.add(line)
+        elif kind == "warmup":
+            warmup_rows.add(line)
+        elif kind == "steps":
+            _add_steps(steps, line)
+        elif kind == "gauge":
+            gauges.append(_gauge(line))
+        elif kind == "engine":
+            engine = _engine(line)
+        elif kind == "footer":
+            footer = line
+        else:
+            raise line.wrong("kind", "request, warmup, steps, gauge, engine or footer")
+    requests, records = rows.build()
+    run = Run(
+        source=header.text("source"),
+        requests=requests,
+        records=records,
+        times=steps.end_s if len(steps) else times,
+        config=header.table("config"),
+        steps=steps if len(steps) else None,
+        engine=engine,
+        gauges=gauges,
+        setup=header.table("setup"),
+    )
+    if len(warmup_rows):
+        warmup_requests, warmup_records = warmup_rows.build()
+        run.warmup = Run(run.source, warmup_requests, warmup_records, run.times, run.config, steps=run.steps)
+    whole = footer is not None and _add_footer(run, footer, len(records))
+    if footer is None:
+        run.warnings.append(f"{path} was cut: {len(records):,} requests were read, those behind the cut are lost")
+    run.partial = not whole
+    return SavedRun(path=path, command=header.text("command"), version=header.text("servesim"), whole=whole, run=run)
+
+
+class _Rows:
+    """The requests of a file, gathered line by line and then put in order of index."""
+
+    def __init__(self, path: str, steps: StepLog, times: array[float]) -> None:
+        self.path, self.steps, self.times = path, steps, times
+        self.index = array("q")
+        self.ids: list[str] = []
+        self.requests, self.records = Requests(), Records(0)
+        self.end_s, self.visible = array("d"), array("q")
+        self.traits: dict[str, dict[int, Any]] = {}
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def add(self, line: Line) -> None:
+        records, requests, row = self.records, self.requests, len(self.index)
+        self.index.append(line.count("index"))
+        self.ids.append(line.text("id"))
+        outcome = line.text("outcome")
+        if outcome not in _OUTCOMES:
+            raise InputError(f"{line.where}: {suggest('outcome', outcome, _OUTCOMES)}")
+        records.outcome.append(_OUTCOMES[outcome])
+        for key, column in (
+            ("planned_s", records.planned_s),
+            ("sent_s", records.sent_s),
+            ("admitted_s", records.admitted_s),
+            ("end_s", self.end_s),
+        ):
+            column.append(line.time(key))
+        records.prompt_tokens.append(line.count("prompt_tokens"))
+        records.output_tokens.append(line.count("output_tokens"))
+        records.cached_tokens.append(line.count("cached_tokens", default=-1))
+        requests.prompt_tokens.append(line.count("asked_prompt_tokens", default=records.prompt_tokens[row]))
+        requests.output_tokens.append(line.count("asked_output_tokens", default=records.output_tokens[row]))
+        requests.arrival_s.append(line.time("arrival_s" if "arrival_s" in line.fields else "planned_s"))
+        self._add_times(line, row)
+        self._add_sparse(line, row)
+
+    def _add_times(self, line: Line, row: int) -> None:
+        """Take in the token times of a request: numbers of steps, or the times themselves."""
+        records = self.records
+        first = last = -1
+        if "steps" in line.fields:
+            slices = line.pairs("steps")
+            flat = [step for slice_ in slices for step in slice_]
+            if any(type(step) is not int for step in flat) or not flat or flat != sorted(flat) or flat[0] < 0:
+                raise line.wrong("steps", "a list of pairs of step numbers in order")
+            first, last = flat[0], flat[-1]
+            if last >= len(self.steps):
+                raise InputError(
+                    f"{line.where}: steps ends at step {last}, but the file has {len(self.steps)} before it"
+                )
+            if len(slices) > 1:
+                records.pieces[row] = slices
+        elif "times_s" in line.fields:
+            times = line.times("times_s")
+            if times:
+                first, last = len(self.times), len(self.times) + len(times) - 1
+                self.times.extend(times)
+        visible = line.count("visible", default=-1)
+        if visible > last - first:
+            raise line.wrong("visible", "the number of one of the request's token events")
+        records.first.append(first)
+        records.last.append(last)
+        self.visible.append(first + visible if visible >= 0 and first >= 0 else -1)
+
+    def _add_sparse(self, line: Line, row: int) -> None:
+        records, known = self.records, line.fields
+        if "reason" in known:
+            records.reason[row] = line.text("reason")
+        if "attempts" in known:
+            records.attempts[row] = line.count("attempts", minimum=1)
+        if "extra" in known:
+            records.extra[row] = line.table("extra")
+        if "preempted" in known:
+            records.preempted[row] = [
+                (float(at), NAN if resumed is None else float(resumed)) for at, resumed in line.pairs("preempted")
+            ]
+        if line.flag("capped"):
+            records.capped.add(row)
+        for key, read in (("class", line.text), ("session", line.text), ("think_s", line.number)):
+            if key in known:
+                self.traits.setdefault(key, {})[row] = read(key)
+        for key in ("turn", "priority"):
+            if key in known:
+                self.traits.setdefault(key, {})[row] = line.integer(key, 0)
+        if "content" in known:
+            self.traits.setdefault("content", {})[row] = _content(line)
+
+    def build(self) -> tuple[Requests, Records]:
+        """Return the columns in order of index."""
+        size, requests, records = len(self.index), self.requests, self.records
+        order = sorted(range(size), key=self.index.__getitem__)
+        for row, next_row in zip(order, order[1:], strict=False):
+            if self.index[row] == self.index[next_row]:
+                raise InputError(f"{self.path}: index {self.index[row]} is there twice, must be unique")
+        if self.visible.count(-1) < size:
+            records.visible = self.visible
+        if any(end == end for end in self.end_s):
+            records.end_s = self.end_s
+        if order != list(range(size)):
+            place = dict(zip(order, range(size), strict=True))
+            _reorder(requests, order)
+            _reorder(records, order)
+            self.ids = [self.ids[row] for row in order]
+            for name in ("pieces", "preempted", "reason", "attempts", "extra"):
+                setattr(records, name, {place[row]: value for row, value in getattr(records, name).items()})
+            records.capped = {place[row] for row in records.capped}
+            self.traits = {
+                key: {place[row]: value for row, value in column.items()} for key, column in self.traits.items()
+            }
+        if self.ids != [str(row) for row in range(size)]:
+            requests.ids = self.ids
+        requests.class_names = self._trait("class", None)
+        requests.sessions = self._trait("session", None)
+        requests.content = self._trait("content", ())
+        requests.priority = self._array("q", "priority", 0)
+        requests.turns = self._array("q", "turn", 0)
+        requests.think_s = self._array("d", "think_s", 0.0)
+        return requests, records
+
+    def _trait(self, key: str, absent: Any) -> list[Any] | None:
+        known = self.traits.get(key)
+        return None if known is None else [known.get(row, absent) for row in range(len(self))]
+
+    def _array(self, typecode: Any, key: str, absent: float) -> Any:
+        column = self._trait(key, absent)
+        return None if column is None else array(typecode, column)
+
+
+def _reorder(columns: Requests | Records, order: list[int]) -> None:
+    for name in columns.__slots__:
+        column = getattr(columns, name)
+        if isinstance(column, array):
+            setattr(columns, name, array(column.typecode, map(column.__getitem__, order)))
+        elif isinstance(column, bytearray):
+            setattr(columns, name, bytearray(map(column.__getitem__, order)))
+
+
+def _check_header(path: str, line: Line | None) -> Line:
+    if line is None:
+        raise InputError(f"{path}: no header, must be a saved run (--save)")
+    name, _, number = str(line.fields.get("schema")).partition("/")
+    if line.fields.get("kind") != "header" or name != _SCHEMA_NAME:
+        raise InputError(f"{line.where}: no header of a saved run; schema is {shown(line.fields.get('schema'))}")
+    if number != _SCHEMA_NUMBER:
+        raise InputError(f"{line.where}: schema is {name}/{number}, this version of servesim reads {SCHEMA}")
+    for key in ("source", "command", "servesim"):
+        line.text(key)
+    line.table("config")
+    line.table("setup")
+    return line
+
+
+def _add_steps(steps: StepLog, line: Line) -> None:
+    if line.count("from") != len(steps):
+        raise line.wrong("from", f"{len(steps)}, where the lines before it end")
+    end_s = line.times("end_s")
+    for key, column in (
+        ("decodes", steps.decodes),
+        ("prefill_tokens", steps.prefill_tokens),
+        ("kv_blocks", steps.kv_blocks),
+    ):
+        counts = line.counts(key)
+        if counts and len(counts) != len(end_s):
+            raise InputError(f"{line.where}: {key} has {len(counts)} values, must have {len(end_s)} as end_s has")
+        column.extend(counts)
+    steps.end_s.extend(end_s)
+    for step, start_s in line.pairs("starts"):
+        if type(step) is not int or not 0 <= step < len(steps) or start_s is None:
+            raise line.wrong("starts", "a list of pairs of a step number and its start")
+        steps.starts[step] = float(start_s)
+
+
+def _gauge(line: Line) -> GaugeSample:
+    return GaugeSample(
+        at_s=line.number("at_s"),
+        running=line.count("running"),
+        waiting=line.count("waiting"),
+        kv_blocks=None if line.fields.get("kv_blocks") is None else line.count("kv_blocks"),
+        kv_fraction=None if line.fields.get("kv_fraction") is None else line.number("kv_fraction"),
+        preemptions=line.count("preemptions", default=0),
+        output_tokens=line.count("output_tokens", default=0),
+    )
+
+
+def _engine(line: Line) -> EngineTotals:
+    totals = EngineTotals()
+    for field in fields(EngineTotals):
+        if field.name in line.fields:
+            read = line.number if type(field.default) is float else line.count
+            setattr(totals, field.name, read(field.name))
+    return totals
+
+
+def _content(line: Line) -> Content:
+    segments = line.pairs("content")
+    if any(type(stream) is not int or type(end) is not int for stream, end in segments):
+        raise line.wrong("content", "a list of pairs of a stream and its end")
+    return tuple(segments)
+
+
+def _add_footer(run: Run, footer: Line, requests: int) -> bool:
+    """Take over what the footer says; return whether the run was whole."""
+    if footer.count("requests") != requests:
+        raise footer.wrong("requests", f"{requests}, the number of requests before it")
+    run.warnings.extend(footer.texts("warnings"))
+    run.violations.extend(footer.texts("violations"))
+    run.setup = footer.table("setup") or run.setup
+    run.client = footer.table("client") or None
+    run.server = footer.table("server") or None
+    return footer.flag("whole")
