@@ -17,7 +17,7 @@ from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
-from itertools import islice
+from itertools import islice, pairwise
 from operator import le
 
 from servesim.errors import InputError
@@ -153,31 +153,41 @@ class ClosedLoop(Workload):
 
 
 class SessionLoop(Workload):
-    """Sessions of several turns: turn k > 1 is due at the later of its `arrival_s` and its predecessor's end + `think_s`.
+    """Sessions: turn k > 1 is due at the later of its `arrival_s` (if any) and its predecessor's end + `think_s`.
 
     A turn that failed or was rejected ends like any other: the person reads the error, thinks and asks on. So every
     turn is sent. A request without a session is a session of one turn.
 
     Open loop (`concurrency` None): a session begins at the `arrival_s` of its first turn. Closed loop: at most
-    `concurrency` sessions at once; the end of one begins the next, in order of submission of their first turns.
+    `concurrency` sessions at once, the first ones spread over `stagger_s` seconds; the end of one begins the next, in
+    order of submission of their first turns. Arrivals given beforehand then mean nothing.
     """
 
     __slots__ = ("_begun", "_firsts", "_following", "_heap", "_taken")
 
-    def __init__(self, requests: Requests, *, concurrency: int | None = None, duration_s: float | None = None) -> None:
+    def __init__(
+        self,
+        requests: Requests,
+        *,
+        concurrency: int | None = None,
+        stagger_s: float = 0.0,
+        duration_s: float | None = None,
+    ) -> None:
         super().__init__(requests, reactive=True, duration_s=duration_s)
         if concurrency is not None and concurrency < 1:
             raise InputError(f"concurrency is {concurrency}, must be 1 or more")
         firsts, self._following = link_turns(requests)
-        arrival_s = requests.arrival_s
         if concurrency is None:
+            arrival_s = requests.arrival_s
             if any(math.isnan(arrival_s[index]) for index in firsts):
                 raise InputError("a session's first turn needs an arrival_s in an open loop")
             self._heap = [(arrival_s[index], index) for index in firsts if arrival_s[index] <= self.duration_s]
             heapify(self._heap)
             self._firsts: list[int] = []
         else:
-            self._heap = [(0.0, index) for index in firsts[:concurrency]]
+            requests.arrival_s = array("d", [math.nan]) * len(requests)
+            wave = enumerate(firsts[:concurrency])
+            self._heap = [(t, index) for k, index in wave if (t := k * stagger_s / concurrency) <= self.duration_s]
             self._firsts = firsts
         self._begun = len(self._heap)  # how many of `_firsts` have begun
         self._taken = bytearray(len(requests))
@@ -232,9 +242,9 @@ class Retrying(Workload):
 
     def __init__(self, inner: Workload, *, retries: int, backoff_s: float) -> None:
         super().__init__(inner.requests, reactive=True, duration_s=inner.duration_s)
-        self._inner = inner
         if retries < 0 or not 0.0 <= backoff_s < math.inf:
             raise InputError(f"retries is {retries} with a backoff of {backoff_s} s, both must be 0 or more")
+        self._inner = inner
         self._retries = retries
         self._backoff_s = backoff_s
         self._heap: list[tuple[float, int]] = []
@@ -291,7 +301,7 @@ def link_turns(requests: Requests) -> tuple[list[int], array[int]]:
         if turns is not None:
             indices.sort(key=turns.__getitem__)
         firsts.append(indices[0])
-        for index, successor in zip(indices, indices[1:], strict=False):
+        for index, successor in pairwise(indices):
             following[index] = successor
     firsts.sort()
     return firsts, following

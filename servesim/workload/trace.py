@@ -1,0 +1,204 @@
+"""Trace files: recognised by content, read as a stream into request columns, written so that they read back equal.
+
+`TRACE_FORMATS` is the one place where a format is added: how it is recognised, and how its rows become rows with the
+field names of servesim's own JSONL. What rows say together is `trace_rows`' business.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, TextIO
+
+from servesim.errors import InputError
+from servesim.units import format_duration, shown, suggest
+from servesim.workload.requests import OPEN_END, Content, Requests
+from servesim.workload.times import TIME_UNITS
+from servesim.workload.trace_fields import Row
+from servesim.workload.trace_file import TraceFile
+from servesim.workload.trace_rows import TraceRows
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class TraceFormat:
+    """A trace format. `rows` yields (line, row or the InputError of a bad row) so that bad rows can be skipped."""
+
+    summary: str
+    recognises: Callable[[bytes], bool]  # is given the first 64 KiB
+    rows: Callable[[TraceFile], Iterator[tuple[int, Row | InputError]]]
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Trace:
+    """A trace as it was understood. `notes` are sentences for the person who gave it."""
+
+    name: str
+    format: str
+    requests: Requests
+    times: str | None  # how arrival times were read, such as "epoch ms"; None: there were none
+    span_s: float  # from the first arrival to the last
+    skipped: int  # bad rows left out
+    notes: tuple[str, ...]
+
+    def describe(self) -> str:
+        """Return one line that says what was understood, so that a wrong unit is seen at once."""
+        count = len(self.requests)
+        text = f"{self.name}: {self.format}, {count:,} requests"
+        if self.times is not None:
+            text += f" over {format_duration(self.span_s)} ({self.times})"
+            if self.span_s > 0:
+                text += f", {count / self.span_s:.3g} requests/s"
+        return text
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise InputError(f"{next(name for name in names if names.count(name) > 1)} is given twice")
+    return row
+
+
+def _no_constant(text: str) -> float:
+    raise InputError(f"{text} is no JSON, numbers must be finite")
+
+
+_decode = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant).decode
+
+
+def parse_json_line(text: str) -> dict[str, Any]:
+    """Return the object on one line; raise InputError for anything else, for a key given twice and for NaN."""
+    try:
+        row = _decode(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"not JSON: {error.msg.lower()} at column {error.colno}") from None
+    except RecursionError:
+        raise InputError("not a row: nested too deeply") from None
+    except ValueError:  # an integer of thousands of digits
+        raise InputError("not a row: a number is too long") from None
+    if not isinstance(row, dict):
+        raise InputError(f"not a row: {shown(row)}, must be an object with prompt_tokens and output_tokens")
+    return row
+
+
+def _servesim_rows(file: TraceFile) -> Iterator[tuple[int, Row | InputError]]:
+    for line, text in file.lines():
+        try:
+            yield line, text if isinstance(text, InputError) else parse_json_line(text)
+        except InputError as error:
+            yield line, error
+
+
+TRACE_FORMATS: dict[str, TraceFormat] = {
+    "servesim": TraceFormat(
+        summary="JSON lines: arrival_s, prompt_tokens, output_tokens; prefixes, hashes, sessions, priorities",
+        recognises=lambda head: head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{"),
+        rows=_servesim_rows,
+    ),
+}
+
+
+def read_trace(
+    path: str,
+    *,
+    trace_format: str | None = None,
+    time_unit: str | None = None,
+    skip_bad_rows: bool = False,
+    arrivals_required: bool = True,
+    limit: int | None = None,
+) -> Trace:
+    """Read the trace at `path` (`-`: standard input; gzip is recognised), or its first `limit` rows.
+
+    `trace_format` is a key of TRACE_FORMATS, None to recognise it; `time_unit` one of TIME_UNITS. With `skip_bad_rows`
+    malformed rows are counted instead of refused. Raises InputError naming file, line and field.
+    """
+    if trace_format is not None and trace_format not in TRACE_FORMATS:
+        raise suggest("trace format", trace_format, TRACE_FORMATS)
+    if time_unit is not None and time_unit not in TIME_UNITS:
+        raise suggest("time unit", time_unit, TIME_UNITS)
+    with TraceFile(path) as file:
+        name = trace_format or _recognise(file)
+        rows = TraceRows(time_unit=time_unit, arrivals_required=arrivals_required)
+        skipped = 0
+        first_error = None
+        add = rows.add
+        for line, row in islice(TRACE_FORMATS[name].rows(file), limit):
+            try:
+                if isinstance(row, InputError):
+                    raise row
+                add(line, row)
+            except InputError as error:
+                first_error = first_error or InputError(f"{file.name}:{line}: {error}")
+                if not skip_bad_rows:
+                    raise first_error from None
+                skipped += 1
+    if not rows:
+        raise first_error or InputError(f"{file.name}: no requests in it")
+    try:
+        requests = rows.finish()
+    except InputError as error:
+        raise InputError(f"{file.name}:{error}") from None
+    notes = [f"{file.name}: {note}" for note in rows.notes]
+    if skipped:
+        notes.append(f"{skipped} bad rows skipped, the first: {first_error}")
+    known = [at for at in (requests.arrival_s[0], requests.arrival_s[-1]) if not math.isnan(at)]
+    return Trace(
+        name=file.name,
+        format=name,
+        requests=requests,
+        times=rows.clock.understood if rows.clock else None,
+        span_s=max(known) - min(known) if known else 0.0,
+        skipped=skipped,
+        notes=tuple(notes),
+    )
+
+
+def write_trace(requests: Requests, file: TextIO) -> None:
+    """Write `requests` as servesim JSONL; `read_trace` gives back equal columns.
+
+    Sharing is written as `prefix` where every request shares one closed head at most, else as `content`.
+    """
+    contents, sessions = requests.content, requests.sessions
+    only_heads = sessions is None and (
+        contents is None or all(len(content) <= 1 and not _is_open(content) for content in contents)
+    )
+    for index in range(len(requests)):
+        request = requests[index]
+        row: dict[str, Any] = {}
+        if requests.ids is not None:
+            row["id"] = request.id
+        if request.arrival_s is not None:
+            row["arrival_s"] = request.arrival_s
+        row["prompt_tokens"], row["output_tokens"] = request.prompt_tokens, request.output_tokens
+        if only_heads and request.content:
+            ((stream, row["prefix_tokens"]),) = request.content
+            row["prefix"] = f"prefix-{stream}"
+        elif not only_heads and (request.content or request.session is not None):
+            row["content"] = [[stream, None if end == OPEN_END else end] for stream, end in request.content]
+        if request.session is not None:
+            row["session"], row["turn"] = request.session, request.turn
+            if request.think_s:
+                row["think_s"] = request.think_s
+        if request.priority:
+            row["priority"] = request.priority
+        if request.class_name is not None:
+            row["class"] = request.class_name
+        file.write(json.dumps(row) + "\n")
+
+
+def _is_open(content: Content) -> bool:
+    return bool(content) and content[-1][1] == OPEN_END
+
+
+def _recognise(file: TraceFile) -> str:
+    for name, candidate in TRACE_FORMATS.items():
+        if candidate.recognises(file.head):
+            return name
+    if not file.head.strip():
+        raise InputError(f"{file.name}: no requests in it")
+    raise InputError(
+        f"{file.name}: not a trace that is known; say which with --trace-format {', '.join(TRACE_FORMATS)}"
+    )

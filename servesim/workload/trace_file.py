@@ -1,0 +1,90 @@
+"""The lines of a trace, wherever they lie: a file, a gzip file, standard input. Memory is bounded by one line's limit.
+
+Knows files and text, not what a line means.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+from servesim.errors import InputError
+
+MAX_LINE_BYTES = 4 * 2**20
+HEAD_BYTES = 64 * 2**10
+STDIN = "-"
+
+
+class TraceFile:
+    """An open trace: `name` for messages, `head` to recognise its format by, `lines` to be read once.
+
+    Raises InputError for a file that cannot be opened or read, in one line that names it.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.name = "stdin" if path == STDIN else os.path.basename(path) or path
+        self._stack = ExitStack()
+        try:
+            binary = self._buffered(sys.stdin.buffer if path == STDIN else open(path, "rb"))  # noqa: SIM115
+            if binary.peek(2)[:2] == b"\x1f\x8b":
+                binary = self._buffered(gzip.GzipFile(fileobj=binary))
+            self._binary = binary
+            self.head = binary.peek(HEAD_BYTES)[:HEAD_BYTES]
+        except (OSError, ValueError, EOFError, zlib.error) as error:
+            self._stack.close()
+            raise self._unreadable(error, path) from None
+
+    def __enter__(self) -> TraceFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def lines(self) -> Iterator[tuple[int, str | InputError]]:
+        """Yield (number from 1, text or what is wrong with it) of every line that is not blank.
+
+        A byte-order mark is dropped. Of a line that is too long, no more than the limit is held.
+        """
+        number = 0
+        while raw := self._read():
+            number += 1
+            if len(raw) == MAX_LINE_BYTES and not raw.endswith(b"\n"):
+                while raw and not raw.endswith(b"\n"):
+                    raw = self._read()
+                yield number, InputError(f"the line is longer than {MAX_LINE_BYTES // 2**20} MiB")
+                continue
+            if number == 1:
+                raw = raw.removeprefix(b"\xef\xbb\xbf")
+            try:
+                text = raw.decode()
+            except UnicodeDecodeError as error:
+                at = error.start
+                yield number, InputError(f"not UTF-8: byte 0x{raw[at]:02x} at column {at + 1}")
+                continue
+            if not text.isspace():
+                yield number, text
+
+    def _read(self) -> bytes:
+        try:
+            return self._binary.readline(MAX_LINE_BYTES)
+        except (OSError, EOFError, zlib.error) as error:
+            raise self._unreadable(error, self.name) from None
+
+    def _buffered(self, binary: Any) -> io.BufferedReader:
+        """Return `binary` with `peek`, and a buffer that suits files of gigabytes; close it at the end."""
+        if binary is not sys.stdin.buffer:
+            self._stack.enter_context(binary)
+        return io.BufferedReader(binary, 2**18)
+
+    def _unreadable(self, error: Exception, path: str) -> InputError:
+        reason = getattr(error, "strerror", None) or str(error) or "it is cut short"
+        return InputError(f"cannot read trace {path!r}: {reason[:1].lower() + reason[1:]}")
