@@ -12,116 +12,16 @@ import argparse
 import math
 import random
 import sys
-import traceback
-from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 from servesim.engine.config import EngineConfig
 from servesim.errors import InputError
-from servesim.records import EngineTotals, Run
-from servesim.workload.requests import OPEN_END, Content, Requests
-from servesim.workload.workload import ClosedLoop, OpenLoop, Retrying, SessionLoop, Workload
-from tests.reference import Reference
+from servesim.workload.requests import OPEN_END
+from tests.case import Case, Row
+from tests.oracle import first_difference
 from tests.vllm_replay import ENGINES, engine_class_named
-
-NO_END = 1_000_000  # observed steps; a case takes some hundreds
-
-
-class EndlessError(Exception):
-    """An engine went on and on."""
-
-
-@dataclass(slots=True, frozen=True)
-class Row:
-    """One request of a case."""
-
-    arrival_s: float
-    prompt: int
-    output: int
-    content: Content = ()
-    priority: int = 0
-    session: str | None = None
-    turn: int = 0
-    think_s: float = 0.0
-
-
-@dataclass(slots=True, frozen=True, kw_only=True)
-class Case:
-    """A server and a load, from which any number of equal runs can be made."""
-
-    seed: int
-    config: EngineConfig
-    rows: tuple[Row, ...]
-    loop: str = "open"  # or "closed", "sessions"
-    concurrency: int | None = None
-    retries: int = 0
-    backoff_s: float = 0.0
-    duration_s: float | None = None
-    until_s: float = math.inf
-    unit_steps: bool = True  # every step takes one second, so that events meet at the same instant
-
-    def workload(self) -> Workload:
-        rows = self.rows if self.loop != "open" else tuple(sorted(self.rows, key=lambda row: row.arrival_s))
-        requests = Requests()
-        requests.prompt_tokens.extend(row.prompt for row in rows)
-        requests.output_tokens.extend(row.output for row in rows)
-        requests.arrival_s.extend(row.arrival_s for row in rows)
-        if any(row.content for row in rows):
-            requests.content = [row.content for row in rows]
-        if any(row.priority for row in rows):
-            requests.priority = array("q", [row.priority for row in rows])
-        if any(row.session for row in rows):
-            requests.sessions = [row.session for row in rows]
-            requests.turns = array("q", [row.turn for row in rows])
-            requests.think_s = array("d", [row.think_s for row in rows])
-        workload: Workload
-        if self.loop == "open":
-            workload = OpenLoop(requests, duration_s=self.duration_s)
-        elif self.loop == "closed":
-            workload = ClosedLoop(requests, self.concurrency or 1, duration_s=self.duration_s)
-        else:
-            workload = SessionLoop(requests, concurrency=self.concurrency, duration_s=self.duration_s)
-        if self.retries:
-            workload = Retrying(workload, retries=self.retries, backoff_s=self.backoff_s)
-        return workload
-
-    def cost(self) -> StepCost:
-        return StepCost(self.unit_steps)
-
-    def __str__(self) -> str:
-        default = EngineConfig(num_blocks=self.config.num_blocks)
-        changed = [
-            f"{field.name}={value!r}"
-            for field in fields(EngineConfig)
-            if (value := getattr(self.config, field.name)) != getattr(default, field.name) or field.name == "num_blocks"
-        ]
-        load = [
-            f"{field.name}={getattr(self, field.name)!r}"
-            for field in fields(self)
-            if field.name not in ("config", "rows") and getattr(self, field.name) != field.default
-        ]
-        rows = "\n".join(f"  {index}: {row}" for index, row in enumerate(self.rows))
-        return f"EngineConfig({', '.join(changed)})\nCase({', '.join(load)}) of {len(self.rows)} requests\n{rows}"
-
-
-class StepCost:
-    """Seconds of a step; without `unit_steps` a decode, a chunk's token and a chunk each have a price of their own."""
-
-    def __init__(self, unit_steps: bool) -> None:
-        self.unit_steps = unit_steps
-
-    def decode(self, sequences: int, context_tokens: int) -> float:
-        return self.step(sequences, context_tokens, ())
-
-    def step(self, sequences: int, context_tokens: int, chunks: Sequence[tuple[int, int]]) -> float:
-        if self.unit_steps:
-            return 1.0
-        new, computed = sum(n for n, _ in chunks), sum(after for _, after in chunks)
-        units = 20_000 * (1 + len(chunks)) + 700 * sequences + 1_100 * new + context_tokens + 3 * computed
-        return units / 1e6
-
 
 # Drawing a case.
 
@@ -161,10 +61,8 @@ def draw_config(
     """Draw the limits; most caches hold the largest request and little else."""
     largest = max(-(-(row.prompt + row.output - 1) // block_size) for row in rows)
     all_blocks = sum(-(-(row.prompt + row.output) // block_size) for row in rows)
-    num_blocks = rng.choice(
-        (largest, largest, largest, largest + 1, largest + 2, largest * 3 // 2, largest * 3 // 2, largest * 2)
-        + (rng.randint(1, all_blocks), all_blocks + 5)
-    )
+    tight = rng.choice((largest, largest, largest + 1, largest + 2, largest * 3 // 2, largest * 3 // 2, largest * 2))
+    num_blocks = rng.choice((tight, tight, tight, tight, rng.randint(1, all_blocks), all_blocks + 5))
     longest = max(row.prompt + row.output for row in rows)
     max_num_seqs = rng.choice((1, 2, 3, 4, 8, 8, 64, 64))
     budget = max(max_num_seqs, rng.choice((1, 5, block_size, 2 * block_size, 40, 100, 1000, 1000)))
@@ -290,116 +188,6 @@ def begin_of(row: Row, stream: int) -> int:
     raise KeyError(stream)
 
 
-# Running and comparing.
-
-
-def run_observed(
-    engine_class: Callable[..., Any], case: Case, observed: bool = True
-) -> tuple[list[dict[str, Any]], Run]:
-    """Run a case; return every observed step and the run."""
-    steps: list[dict[str, Any]] = []
-
-    def observe(step: dict[str, Any]) -> None:
-        steps.append(step)
-        if len(steps) > NO_END:
-            raise EndlessError(f"more than {NO_END} steps")
-
-    engine = engine_class(case.config, case.cost(), case.workload(), observer=observe if observed else None)
-    if isinstance(engine, Reference):
-        return steps, engine.run(case.until_s)
-    engine.advance(case.until_s)
-    return steps, engine.run({})
-
-
-def first_difference(case: Case, engine_class: Callable[..., Any]) -> str | None:
-    """Return one sentence on the first thing in which the engine differs from the textbook, or None."""
-    expected_steps, expected = run_observed(Reference, case)
-    try:
-        steps, run = run_observed(engine_class, case)
-    except Exception:  # a crash is a difference like any other, and is made smaller like any other
-        return "the engine raised\n" + traceback.format_exc(limit=-3)
-    for number, (want, have) in enumerate(zip(expected_steps, steps, strict=False)):
-        difference = difference_of_steps(want, have)
-        if difference is not None:
-            return f"observed step {number}: {difference}"
-    if len(steps) != len(expected_steps):
-        return f"{len(steps)} observed steps, the textbook has {len(expected_steps)}"
-    difference = difference_of_runs(expected, run)
-    if difference is not None:
-        return difference
-    try:
-        _, unobserved = run_observed(engine_class, case, observed=False)
-    except Exception:
-        return "the engine without an observer raised\n" + traceback.format_exc(limit=-3)
-    difference = difference_of_runs(expected, unobserved)
-    return None if difference is None else f"without an observer: {difference}"
-
-
-def difference_of_steps(want: dict[str, Any], have: dict[str, Any]) -> str | None:
-    for key, value in want.items():
-        other = have.get(key)
-        ordered = key == "scheduled" and isinstance(other, dict)
-        if value != other or (ordered and list(value) != list(other)):
-            return f"{key} is {other}, the textbook has {value} (its step: {want})"
-    extra = [key for key in have if key not in want]
-    return f"unexpected keys {extra}" if extra else None
-
-
-def difference_of_runs(want: Run, have: Run) -> str | None:
-    """Compare logs and records exactly, and totals, of which integrals of floats only nearly."""
-    assert want.steps is not None and want.engine is not None
-    if have.steps is None or have.engine is None:
-        return "the run has no step log or no totals"
-    for name in ("end_s", "decodes", "prefill_tokens", "kv_blocks"):
-        difference = difference_of_columns(getattr(want.steps, name), getattr(have.steps, name))
-        if difference:
-            return f"steps.{name}{difference}"
-    difference = difference_of_columns(want.steps.durations_s(), have.steps.durations_s())
-    if difference:
-        return f"steps.durations_s(){difference}"
-    for index in range(len(want.records)):
-        difference = difference_of_rows(want, have, index)
-        if difference:
-            return f"request {index}: {difference}"
-    for field in fields(EngineTotals):
-        expected, actual = getattr(want.engine, field.name), getattr(have.engine, field.name)
-        same = (
-            math.isclose(expected, actual, rel_tol=1e-9, abs_tol=1e-9) if field.type == "float" else expected == actual
-        )
-        if not same:
-            return f"engine.{field.name} is {actual}, the textbook has {expected}"
-    return None
-
-
-def difference_of_columns(want: Sequence[float], have: Sequence[float]) -> str | None:
-    for number, (expected, actual) in enumerate(zip(want, have, strict=False)):
-        if expected != actual:
-            return f"[{number}] is {actual!r}, the textbook has {expected!r}"
-    return None if len(want) == len(have) else f" has {len(have)} entries, the textbook has {len(want)}"
-
-
-def difference_of_rows(want: Run, have: Run, index: int) -> str | None:
-    theirs, ours = want.records, have.records
-    if math.isnan(theirs.sent_s[index]):  # it never arrived: only that must be known
-        names = ["outcome", "output_tokens"]
-    else:
-        names = ["outcome", "output_tokens", "planned_s", "sent_s", "admitted_s", "first", "last"]
-        names += ["prompt_tokens", "cached_tokens"]
-    for name in names:
-        expected, actual = getattr(theirs, name)[index], getattr(ours, name)[index]
-        if expected != actual and not (math.isnan(expected) and math.isnan(actual)):
-            return f"{name} is {actual!r}, the textbook has {expected!r}"
-    for name in ("reason", "attempts", "preempted", "pieces"):
-        expected, actual = getattr(theirs, name).get(index), getattr(ours, name).get(index)
-        if repr(expected) != repr(actual):  # by repr, since NaN is not NaN
-            return f"{name} is {actual}, the textbook has {expected}"
-    if (index in theirs.capped) != (index in ours.capped):
-        return f"capped is {index in ours.capped}, the textbook has {index in theirs.capped}"
-    if want.token_times(index) != have.token_times(index):
-        return f"token times are {have.token_times(index)}, the textbook has {want.token_times(index)}"
-    return None
-
-
 # Making a case smaller.
 
 
@@ -426,9 +214,9 @@ def minimised(case: Case, engine_class: Callable[..., Any]) -> Case:
                 size //= 2
 
     case = with_fewer_rows(case)
-    for option in ("retries", "duration_s", "until_s", "backoff_s"):
-        default = next(field.default for field in fields(Case) if field.name == option)
-        candidate = replace(case, **{option: default})
+    plain_load: dict[str, Any] = {"retries": 0, "duration_s": None, "until_s": math.inf}
+    for name, value in plain_load.items():
+        candidate = replace(case, **{name: value})
         if candidate != case and differs(candidate):
             case = candidate
     plain = EngineConfig(num_blocks=case.config.num_blocks)

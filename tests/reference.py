@@ -12,139 +12,15 @@ of a step behind the plan of the next one and changes nothing else.
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
-from servesim.engine.config import RULES, EngineConfig, Rules
+from servesim.cost.model import CostModel
+from servesim.engine.config import RULES, EngineConfig
 from servesim.errors import RunError
 from servesim.records import EngineTotals, Outcome, Records, Run, StepLog
-from servesim.workload.requests import Content
 from servesim.workload.workload import Workload
-
-RETRY_SHARES_ITS_OWN_TOKENS = False
-"""Whether a retry's own tokens (those outside shared streams) equal those of the attempt before."""
-
-
-class Cost(Protocol):
-    """Seconds of a step: see servesim.cost."""
-
-    def decode(self, sequences: int, context_tokens: int) -> float: ...
-
-    def step(self, sequences: int, context_tokens: int, chunks: Sequence[tuple[int, int]]) -> float: ...
-
-
-@dataclass(slots=True, eq=False)
-class Block:
-    """A block of the KV cache; with no holders it lies in the free queue, where its key, if any, can still be hit."""
-
-    number: int
-    holders: int = 0
-    key: int | None = None
-
-
-class Cache:
-    """All blocks, the queue of the free ones, and the table that finds blocks by key."""
-
-    def __init__(self, num_blocks: int, rules: Rules) -> None:
-        self.rules = rules
-        self.free: deque[Block] = deque(Block(number) for number in range(num_blocks))
-        self.table: dict[int, list[Block]] = {}  # the block that got the key first is in front
-        self.evictions = 0
-
-    def find(self, keys: list[int]) -> list[Block]:
-        """Return the blocks of the longest known head of `keys`."""
-        hits = []
-        for key in keys:
-            if key not in self.table:
-                break
-            hits.append(self.table[key][0])
-        return hits
-
-    def hold(self, hit: Block) -> None:
-        if hit.holders == 0:
-            self.free.remove(hit)
-        hit.holders += 1
-
-    def take(self) -> Block:
-        """Take the block at the front of the free queue for new content; its key is gone with its old content."""
-        block = self.free.popleft()
-        if block.key is not None:
-            same = self.table[block.key]
-            same.remove(block)
-            if not same:
-                del self.table[block.key]
-            block.key = None
-            self.evictions += 1
-        block.holders = 1
-        return block
-
-    def give_key(self, block: Block, key: int) -> None:
-        block.key = key
-        self.table.setdefault(key, []).append(block)
-
-    def release(self, blocks: list[Block]) -> None:
-        """Let go of a request's blocks, from its last to its first."""
-        for block in reversed(blocks):
-            block.holders -= 1
-            if block.holders == 0:
-                if block.key is None and self.rules.keyless_to_front:
-                    self.free.appendleft(block)
-                else:
-                    self.free.append(block)
-
-
-@dataclass(slots=True, eq=False)
-class Live:
-    """One attempt of one request, from its arrival to its end."""
-
-    index: int
-    attempt: int
-    arrival_s: float
-    deadline_s: float
-    prompt: int
-    target: int  # output tokens it will produce
-    content: Content
-    priority: int
-
-    outputs: int = 0  # tokens known
-    in_flight: int = 0  # tokens sampled by a step whose output was not processed yet
-    computed: int = 0
-    blocks: list[Block] = field(default_factory=list)
-    keyed: int = 0  # how many of its first blocks have a key
-    chain: list[int] = field(default_factory=list)  # keys of its blocks, as far as they were asked for
-    prefilling: bool = True  # between an admission and the step that samples
-    computed_before: int = 0  # the furthest it was computed before a preemption
-    gone: bool = False
-
-    admitted_s: float = math.nan
-    cached: int = 0
-    tokens: list[int] = field(default_factory=list)  # the step of each token
-    sampled_step: int = -2
-    preempted: list[tuple[float, float]] = field(default_factory=list)
-
-    @property
-    def length(self) -> int:
-        return self.prompt + self.outputs
-
-    @property
-    def ends_with_what_is_in_flight(self) -> bool:
-        return self.outputs + self.in_flight == self.target
-
-
-@dataclass(slots=True, eq=False)
-class Batch:
-    """What one step was planned to do and did, in scheduling order."""
-
-    planned: dict[Live, int] = field(default_factory=dict)
-    sampled: set[Live] = field(default_factory=set)
-    admitted: list[Live] = field(default_factory=list)
-    resumed: list[Live] = field(default_factory=list)
-    preempted: list[Live] = field(default_factory=list)
-    lookups: dict[int, dict[str, int]] = field(default_factory=dict)
-    number: int = -1  # of its row in the step log
-    end_s: float = math.nan
+from tests.reference_state import Batch, Block, Cache, Live, slices_of, token_identity, write_record
 
 
 class Reference:
@@ -153,7 +29,7 @@ class Reference:
     def __init__(
         self,
         config: EngineConfig,
-        cost: Cost,
+        cost: CostModel,
         workload: Workload,
         *,
         observer: Callable[[dict[str, Any]], None] | None = None,
@@ -187,7 +63,7 @@ class Reference:
         self.let_clients_leave(until)
         self.totals.evictions = self.cache.evictions
         for live in self.waiting + self.running:
-            self.write_record(live, Outcome.UNFINISHED, None)
+            write_record(self.records, live, Outcome.UNFINISHED, None, live.target)
         for index in self.workload.withheld():
             self.records.outcome[index] = Outcome.WITHHELD
         return Run(
@@ -209,7 +85,9 @@ class Reference:
             for index in self.workload.take(self.now):
                 live = self.new_attempt(index)
                 kind = self.reason_to_reject(live)
-                if kind is None:
+                if kind is None and live.deadline_s <= self.now:  # sent and given up within one step
+                    self.end(live, Outcome.FAILED, "timeout", at=live.deadline_s)
+                elif kind is None:
                     self.queue(live)
                     arrived.append(index)
                 else:
@@ -276,27 +154,10 @@ class Reference:
             if live in members:
                 members.remove(live)
         error = "rejected" if outcome is Outcome.REJECTED and kind != "queue_full" else kind
-        if not self.workload.finished(live.index, at, error):
-            self.write_record(live, outcome, kind)
-
-    def write_record(self, live: Live, outcome: Outcome, kind: str | None) -> None:
-        records, index = self.records, live.index
-        records.prompt_tokens[index] = live.prompt
-        records.output_tokens[index] = len(live.tokens)
-        records.cached_tokens[index] = live.cached
-        records.admitted_s[index] = live.admitted_s
-        records.outcome[index] = outcome
-        if live.tokens:
-            records.first[index], records.last[index] = live.tokens[0], live.tokens[-1]
-            pieces = slices_of(live.tokens)
-            if len(pieces) > 1:
-                records.pieces[index] = pieces
-        if live.preempted:
-            records.preempted[index] = live.preempted
-        if kind is not None:
-            records.reason[index] = kind
-        if outcome is Outcome.COMPLETED and live.target < self.workload.requests.output_tokens[index]:
-            records.capped.add(index)
+        if self.workload.finished(live.index, at, error):
+            self.records.abandoned += slices_of(live.tokens)
+        else:
+            write_record(self.records, live, outcome, kind, self.workload.requests.output_tokens[live.index])
 
     # The waiting queue and its policies.
 
@@ -412,6 +273,7 @@ class Reference:
         live.blocks, live.keyed = hits, len(hits)
         live.computed = cached = len(hits) * self.config.block_size
         live.prefilling = True
+        self.totals.saved_tokens += max(cached - live.computed_before, 0)
         batch.admitted.append(live)
         if self.config.prefix_caching:
             batch.lookups[live.index] = {"queries": live.length, "hits": cached}
@@ -450,11 +312,11 @@ class Reference:
             else:
                 decoding += 1
                 context += live.computed
-                decodes += live.sampled_step == batch.number - 1
             totals.computed_tokens += n
             if live.computed == live.length + live.in_flight:
                 live.in_flight += 1
                 live.prefilling = False
+                decodes += live.sampled_step == batch.number - 1
                 live.sampled_step = batch.number
                 batch.sampled.add(live)
         seconds = self.cost.step(decoding, context, chunks) if chunks else self.cost.decode(decoding, context)
@@ -476,7 +338,11 @@ class Reference:
         """Hand out a step's tokens in scheduling order; whoever has all of his releases seat and blocks."""
         finished = []
         for live in batch.planned:
-            if live not in batch.sampled or live.gone or batch.end_s > live.deadline_s:
+            if live not in batch.sampled or not live.in_flight:
+                continue
+            if live.gone or batch.end_s > live.deadline_s:
+                if live.tokens[-1:] == [batch.number - 1]:  # its gap is in the log, and nobody's
+                    self.records.abandoned.append((batch.number - 1, batch.number))
                 continue
             self.deliver_token(live, batch)
             if live in self.running:
@@ -546,23 +412,3 @@ class Reference:
 def rank_by_priority(live: Live) -> tuple[int, float, int]:
     """Lower is served first, higher is preempted first; the submission number settles every tie."""
     return live.priority, live.arrival_s, live.index
-
-
-def token_identity(live: Live, position: int) -> tuple[object, ...]:
-    """Return what makes a token equal to another: its stream and its place, or else whose own it is and its place."""
-    for stream, end in live.content:
-        if position < end:
-            return stream, position
-    attempt = 1 if RETRY_SHARES_ITS_OWN_TOKENS else live.attempt
-    return "own", live.index, attempt, position
-
-
-def slices_of(steps: list[int]) -> list[tuple[int, int]]:
-    """Return the runs of consecutive numbers in an ascending list, as inclusive pairs."""
-    slices: list[tuple[int, int]] = []
-    for number in steps:
-        if slices and slices[-1][1] == number - 1:
-            slices[-1] = (slices[-1][0], number)
-        else:
-            slices.append((number, number))
-    return slices

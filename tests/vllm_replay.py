@@ -54,11 +54,11 @@ class UnitCost:
 class StepClock(Workload):
     """Requests that arrive at a step's number instead of at a time.
 
-    It hears of every step and so knows the number of the next one. An empty step counts but takes no time, so the time
-    at which a step will come moves forward by one second then; idle seconds count as steps that nobody sees.
+    It hears of every step and so knows the number of the next one. An empty step counts but takes no time: what is due
+    later comes one second earlier then. Idle seconds count as steps that nobody sees.
     """
 
-    __slots__ = ("_arrival_steps", "_at_s", "_order", "_taken", "next_step")
+    __slots__ = ("_arrival_steps", "_at_s", "_order", "_taken", "_woken_s", "next_step")
 
     def __init__(self, requests: Requests, arrival_steps: list[int]) -> None:
         super().__init__(requests, reactive=True, duration_s=None)
@@ -67,25 +67,29 @@ class StepClock(Workload):
         self._taken = 0
         self.next_step = 0
         self._at_s = 0.0  # when the next step will start, if it follows at once
+        self._woken_s = math.inf
 
     def next_due(self) -> float:
         if self._taken == len(self._order):
             return math.inf
-        return self._at_s + max(self._arrival_steps[self._order[self._taken]] - self.next_step, 0)
+        steps_to_go = self._arrival_steps[self._order[self._taken]] - self.next_step
+        return min(self._at_s + max(steps_to_go, 0), self._woken_s)
 
     def take(self, now: float) -> list[int]:
-        taken = []
-        while self.next_due() <= now:
-            taken.append(self._order[self._taken])
-            self._taken += 1
-        if taken:
+        self._woken_s = math.inf
+        if self.next_due() <= now:
             self.next_step += round(now - self._at_s)  # idle steps
             self._at_s = now
-            for index in taken:
-                self.requests.arrival_s[index] = now
+        taken = []
+        while self.next_due() <= now:
+            index = self._order[self._taken]
+            self.requests.arrival_s[index] = now
+            self._taken += 1
+            taken.append(index)
         return taken
 
     def finished(self, index: int, at: float, error: str | None = None) -> bool:
+        self._woken_s = at  # the step that let it go may prove to be empty: ask again before the next one
         return False
 
     def withheld(self) -> Iterable[int]:
