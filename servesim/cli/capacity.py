@@ -1,0 +1,70 @@
+"""`servesim capacity`: what fits, what a step costs at least, and whether the server would start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from servesim.cli.options import CONFIG, COST, DEVICE, JSON, LIMITS, OUTPUT, QUIET, gather, server_spec
+from servesim.cli.output import result_to
+from servesim.cli.parser import Group, Option, Parser
+from servesim.console import Console
+from servesim.engine.server import build_server
+from servesim.engine.spec import count
+from servesim.report.capacity import capacity_dict, capacity_text
+
+EXAMPLES = (
+    "servesim capacity --hardware l4-24gb",
+    "servesim capacity --hardware l4-24gb --tokens-per-request 1500",
+    "servesim capacity --hardware rtx-3090-24gb --max-model-len 29000",
+    "servesim capacity --model llama-3.1-70b --tensor-parallel-size 4 --context 8k --json",
+)
+
+# What decides memory and the cost of a step; the scheduler's other limits change neither.
+_LIMITS = ("max_model_len", "like_vllm", "rules")
+
+QUESTIONS = Group(
+    "questions",
+    (
+        Option(
+            "--tokens-per-request",
+            "tokens_per_request",
+            "tokens of one request, for the most requests at once",
+            count(maximum=2**40),
+            default="4096",
+        ),
+        Option("--context", "context", "also the critical batch at N cached tokens per sequence", count(maximum=2**40)),
+    ),
+)
+
+
+def build_parser() -> Parser:
+    limits = Group(LIMITS.title, tuple(option for option in LIMITS.options if option.key in _LIMITS))
+    output = Group("output", (JSON, OUTPUT, CONFIG, QUIET))
+    return Parser(
+        "capacity",
+        "The memory plan of a model on a device, with its arithmetic, and the critical batch.",
+        EXAMPLES,
+        (DEVICE, limits, QUESTIONS, COST, output),
+    )
+
+
+def run(argv: Sequence[str]) -> int:
+    parser = build_parser()
+    flags = parser.read(argv)
+    if flags is None:
+        return 0
+    values = gather(parser, flags)
+    console = Console(quiet=values.get("quiet", False))
+    with result_to(values.get("output")) as result:
+        server = build_server(server_spec(values), tokens_per_request=values.get("tokens_per_request"))
+        plan, context = server.plan, values.get("context")
+        for warning in plan.warnings:
+            console.warn(warning)
+        if values.get("json"):
+            known = server.describe() | {"tokens_per_request": plan.tokens_per_request, "context": context}
+            config = {key: known[key] for key in parser.options if key in known}
+            result.document("capacity", "capacity", config, False, capacity_dict(plan, context))
+        else:
+            result.text(capacity_text(plan, context))
+    plan.require_start()
+    return 0

@@ -1,0 +1,114 @@
+"""Options as data, and the parser made of them: examples first, defaults shown, errors of one line.
+
+An `Option` names a value once: its flag, its key in a document's `config`, and its check, which takes a flag's text and
+a document's JSON value alike. This module knows no option by name.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from servesim.errors import InputError
+from servesim.units import parse_list, suggest
+
+Check = Callable[[Any, str], Any]
+"""Takes a flag's text or a JSON value and the name it was given under; returns the value or raises `InputError`."""
+
+
+@dataclass(slots=True, frozen=True)
+class Option:
+    """One option of the command line, the same wherever it appears.
+
+    Without a `check` it is a switch that stands for `value`. `default` is the text that the help shows.
+    """
+
+    flag: str
+    key: str
+    help: str
+    check: Check | None = None
+    metavar: str = "N"
+    default: str = ""
+    value: object = True
+    aliases: tuple[str, ...] = ()
+    swept: bool = False  # `sweep` takes a comma list of values
+    repeat: bool = False  # may be given again; the value is a list
+
+
+@dataclass(slots=True, frozen=True)
+class Group:
+    """Options under one heading of the help."""
+
+    title: str
+    options: tuple[Option, ...]
+
+
+class Parser(argparse.ArgumentParser):
+    """The parser of one verb: `read` returns only what was given, by key."""
+
+    def __init__(
+        self, verb: str, summary: str, examples: Iterable[str], groups: Iterable[Group], *, lists: bool = False
+    ) -> None:
+        super().__init__(
+            prog=f"servesim {verb}",
+            usage=f"servesim {verb} [options]",
+            description=summary,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            argument_default=argparse.SUPPRESS,
+            allow_abbrev=False,
+            add_help=False,
+        )
+        self.examples = tuple(examples)
+        self.groups = tuple(groups)
+        self.lists = lists
+        for group in self.groups:
+            section = self.add_argument_group(group.title)
+            for option in group.options:
+                self._add(section, option)
+        self.add_argument_group("help").add_argument("-h", "--help", action="store_true", help="show this page")
+
+    def _add(self, section: argparse._ArgumentGroup, option: Option) -> None:
+        text = option.help.replace("%", "%%") + (f" (default: {option.default})" if option.default else "")
+        flags = (option.flag, *option.aliases)
+        check = option.check
+        if check is None:
+            section.add_argument(*flags, dest=option.key, action="store_const", const=option.value, help=text)
+            return
+
+        def parse(value: str) -> Any:
+            if self.lists and option.swept:
+                values = parse_list(value, check, option.flag)
+                return values[0] if len(values) == 1 else values
+            return check(value, option.flag)
+
+        action = "append" if option.repeat else "store"
+        section.add_argument(*flags, dest=option.key, action=action, type=parse, metavar=option.metavar, help=text)
+
+    def format_help(self) -> str:
+        examples = "".join(f"  {example}\n" for example in self.examples)
+        return f"examples:\n{examples}\n{super().format_help()}"
+
+    def error(self, message: str) -> NoReturn:
+        _, unknown, rest = message.partition("unrecognized arguments: ")
+        if unknown:
+            word = rest.split()[0].partition("=")[0]
+            if not word.startswith("-"):
+                raise InputError(
+                    f"unexpected argument {word!r}; every value follows its option, see {self.prog} --help"
+                )
+            raise suggest("option", word, self._option_string_actions)
+        raise InputError(message.removeprefix("argument "))
+
+    def read(self, argv: Sequence[str]) -> dict[str, Any] | None:
+        """Return what `argv` gives, by key; None after `--help` has been answered."""
+        if "-h" in argv or "--help" in argv:
+            print(self.format_help(), end="")
+            return None
+        return vars(self.parse_args(argv))
+
+    @property
+    def options(self) -> dict[str, Option]:
+        """The options that take a value or are switches, by key; a key may have two switches."""
+        return {option.key: option for group in self.groups for option in group.options}

@@ -1,0 +1,158 @@
+"""The server that is asked for: the fields of every option that describes it, as given, each checked by itself.
+
+A field left at None was not asked for; `servesim.engine.server` decides what it becomes. The same fields are the
+command line's options, the keyword arguments of `simulate()` and the keys of a document's `config`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from servesim.catalog.model import KV_BYTES
+from servesim.engine.config import RULES
+from servesim.engine.policy import POLICIES
+from servesim.errors import InputError
+from servesim.units import parse_count, parse_duration, parse_finite, shown, suggest
+
+Check = Callable[[Any, str], Any]
+
+
+def count(minimum: int = 1, maximum: int = 2**53) -> Check:
+    """Return a check for a whole number."""
+    return lambda value, name: parse_count(value, name, minimum=minimum, maximum=maximum)
+
+
+def number(*, above: float | None = None, minimum: float | None = None, maximum: float | None = None) -> Check:
+    """Return a check for a finite number."""
+    return lambda value, name: parse_finite(value, name, above=above, minimum=minimum, maximum=maximum)
+
+
+def seconds(*, positive: bool = False) -> Check:
+    """Return a check for a time: text with its unit, or a number of seconds from a document or a program."""
+
+    def check(value: Any, name: str) -> float:
+        if isinstance(value, str):
+            return parse_duration(value, name, positive=positive)
+        return parse_finite(value, name, above=0.0 if positive else None, minimum=0.0)
+
+    return check
+
+
+def one_of(kind: str, choices: Mapping[str, Any]) -> Check:
+    """Return a check for a name in a registry."""
+
+    def check(value: Any, name: str) -> str:
+        if value not in choices:
+            raise suggest(kind, value, choices) if isinstance(value, str) else _wrong(value, name, "a name")
+        return str(value)
+
+    return check
+
+
+def text(value: Any, name: str) -> str:
+    """Check for text that is not empty."""
+    if not isinstance(value, str) or not value.strip() or "\0" in value:
+        raise _wrong(value, name, "a name or a path")
+    return value
+
+
+def switch(value: Any, name: str) -> bool:
+    """Check for true or false."""
+    if not isinstance(value, bool):
+        raise _wrong(value, name, "true or false")
+    return value
+
+
+def _wrong(value: object, name: str, what: str) -> InputError:
+    return InputError(f"{name} is {shown(value)}, must be {what}")
+
+
+SERVER_CHECKS: dict[str, Check] = {
+    "model": text,
+    "hardware": text,
+    "tensor_parallel_size": count(maximum=4096),
+    "gpu_memory_utilization": number(above=0.0, maximum=1.0),
+    "reserve_gib": number(minimum=0.0, maximum=1e6),
+    "block_size": count(maximum=2**20),
+    "kv_cache_dtype": one_of("kv cache dtype", KV_BYTES),
+    "kv_tokens": count(maximum=2**40),
+    "kv_blocks": count(minimum=2, maximum=2**40),
+    "slots": count(maximum=2**20),
+    "max_num_seqs": count(maximum=2**31),
+    "max_num_batched_tokens": count(maximum=2**40),
+    "max_model_len": count(maximum=2**40),
+    "chunked_prefill": switch,
+    "long_prefill_token_threshold": count(minimum=0, maximum=2**40),
+    "watermark": number(minimum=0.0, maximum=1.0),
+    "scheduler_reserve_full_isl": switch,
+    "prefix_caching": switch,
+    "async_scheduling": switch,
+    "rules": one_of("rules", RULES),
+    "policy": one_of("policy", POLICIES),
+    "max_tokens_in_flight": count(minimum=0, maximum=2**53),
+    "max_num_queued_reqs": count(minimum=0),
+    "max_num_queued_tokens": count(minimum=0),
+    "client_timeout_s": seconds(positive=True),
+    "like_vllm": switch,
+    "cost_model": text,
+    "mfu": number(above=0.0, maximum=1e3),
+    "mbu": number(above=0.0, maximum=1e3),
+    "step_overhead_s": seconds(),
+}
+"""What each field of `ServerSpec` accepts: a flag's text or a JSON value, with the name it was given under."""
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class ServerSpec:
+    """One server of one model on one kind of device. Raises `InputError` for a value that no server could have."""
+
+    model: str = "llama-3.1-8b"
+    hardware: str = "h100-sxm-80gb"
+    tensor_parallel_size: int = 1
+    gpu_memory_utilization: float | None = None
+    reserve_gib: float | None = None
+    block_size: int | None = None
+    kv_cache_dtype: str | None = None
+    kv_tokens: int | None = None
+    kv_blocks: int | None = None
+    slots: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    watermark: float = 0.0
+    scheduler_reserve_full_isl: bool = True
+    prefix_caching: bool | None = None
+    async_scheduling: bool | None = None
+    rules: str = "vllm-0.32"
+    policy: str = "fcfs"
+    max_tokens_in_flight: int = 0
+    max_num_queued_reqs: int | None = None
+    max_num_queued_tokens: int | None = None
+    client_timeout_s: float | None = None
+    like_vllm: bool = False
+    cost_model: str = "roofline"
+    mfu: float | None = None
+    mbu: float | None = None
+    step_overhead_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None:
+                object.__setattr__(self, field.name, SERVER_CHECKS[field.name](value, field.name))
+        if self.kv_tokens is not None and self.kv_blocks is not None:
+            raise InputError("kv_tokens and kv_blocks both size the cache; give one of them")
+        if self.slots is None:
+            return
+        for name, given in (
+            ("max_num_seqs", self.max_num_seqs not in (None, self.slots)),
+            ("prefix_caching", self.prefix_caching),
+            ("like_vllm", self.like_vllm),
+            ("max_tokens_in_flight", self.max_tokens_in_flight),
+        ):
+            if given:
+                raise InputError(f"slots never share their tokens; leave out {name} or slots")
