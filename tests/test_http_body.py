@@ -41,14 +41,30 @@ class ChunkedTest(unittest.TestCase):
         self.check(b"1\r\n:\r\n" * 3 + b"2\r\n\n\n\r\n0\r\n\r\n", b":::\n\n")
 
     def test_extensions_trailers_and_capital_digits_are_legal(self) -> None:
-        self.check(b'A;name=value\r\n0123456789\r\n1 ; quoted="a b"\r\n.\r\n0;last\r\nX-Sum: 1\r\nY: 2\r\n\r\n', b"0123456789.")
+        self.check(
+            b'A;name=value\r\n0123456789\r\n1 ; quoted="a b"\r\n.\r\n0;last\r\nX-Sum: 1\r\nY: 2\r\n\r\n', b"0123456789."
+        )
         self.check(b"000a\r\n0123456789\r\n00\r\n\r\n", b"0123456789")
 
     def test_line_ends_inside_a_chunk_are_data(self) -> None:
         self.check(b"6\r\n\r\n0\r\n\r\r\n0\r\n\r\n", b"\r\n0\r\n\r")
 
     def test_a_chunk_size_is_hexadecimal_digits_and_nothing_else(self) -> None:
-        for size in (b"0x5", b"+5", b"-5", b"-1", b"1_0", b" 5", b"5 ", b"", b"g", b"5h", b";x", b"1" * 17, "５".encode()):
+        for size in (
+            b"0x5",
+            b"+5",
+            b"-5",
+            b"-1",
+            b"1_0",
+            b" 5",
+            b"5 ",
+            b"",
+            b"g",
+            b"5h",
+            b";x",
+            b"1" * 17,
+            "５".encode(),
+        ):
             with self.subTest(size=size), self.assertRaises(ProtocolError):
                 open_body(200, CHUNKED).feed(size + b"\r\nhello\r\n0\r\n\r\n")
         self.assertEqual(chunk_size(b"fF"), 255)

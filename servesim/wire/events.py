@@ -174,6 +174,7 @@ def _read_response(value: Json, fact: EventFact) -> None:
     whole = value.get("object") == "response"
     response = value if whole else _object(value.get("response"))
     fact.usage = read_usage(response.get("usage"))
+    fact.timings = dict(_object(value.get("timings"))) or None  # llama.cpp's
     if kind == "error":
         fact.error = error_of(value, named=True)
     elif kind == "response.failed" or response.get("status") == "failed":
