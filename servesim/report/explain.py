@@ -1,0 +1,204 @@
+"""Where one request's time went: queue, prefill, decode, preempted, recompute; the parts add up to its E2E exactly.
+
+| phase | from | to |
+|---|---|---|
+| `queue` | sent | start of the step that first admitted it |
+| `prefill` | that | its first token, or a preemption before it |
+| `decode` | a token | the last token, or a preemption |
+| `preempted` | a preemption | start of the step that admitted it again |
+| `recompute` | that | its next token |
+
+A measured request's wait and prefill cannot be told apart from outside: they are one phase, `queue and prefill`. Times
+are rounded to whole microseconds from its send, so that the parts add up to the last digit in every form.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from servesim.errors import InputError
+from servesim.records import Outcome, Run
+from servesim.units import format_number, suggest
+
+PHASES = ("queue", "queue and prefill", "prefill", "decode", "preempted", "recompute")
+SHOWN_SPANS = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A stretch of one phase, in microseconds since the request was sent."""
+
+    phase: str
+    start_us: int
+    end_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """One request's time from its send to its last token, or as far as it came."""
+
+    index: int
+    id: str
+    outcome: str
+    reason: str | None
+    attempts: int
+    prompt_tokens: int
+    cached_tokens: int | None
+    output_tokens: int
+    sent_s: float | None
+    spans: tuple[Span, ...]
+    longest_gap_us: int | None
+    longest_gap_after: int | None  # the token, from 1, after which the longest gap came
+
+    @property
+    def e2e_us(self) -> int:
+        """Return how long it took, or how long until it was given up or lost from sight."""
+        return self.spans[-1].end_us if self.spans else 0
+
+    def phases_us(self) -> dict[str, int]:
+        """Return the time in each phase that occurred; the sum is `e2e_us`."""
+        totals: dict[str, int] = {}
+        for span in self.spans:
+            totals[span.phase] = totals.get(span.phase, 0) + span.end_us - span.start_us
+        return {phase: totals[phase] for phase in PHASES if phase in totals}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the explanation as a JSON object, in milliseconds to three decimals."""
+        return {
+            "index": self.index,
+            "id": self.id,
+            "outcome": self.outcome,
+            "reason": self.reason,
+            "attempts": self.attempts,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "output_tokens": self.output_tokens,
+            "sent_s": self.sent_s,
+            "e2e_ms": self.e2e_us / 1000 if self.outcome == "completed" else None,
+            "phases_ms": {phase: total / 1000 for phase, total in self.phases_us().items()},
+            "longest_gap_ms": None if self.longest_gap_us is None else self.longest_gap_us / 1000,
+            "longest_gap_after_token": self.longest_gap_after,
+            "timeline": [
+                {"phase": span.phase, "start_ms": span.start_us / 1000, "end_ms": span.end_us / 1000}
+                for span in self.spans
+            ],
+        }
+
+
+def explain(run: Run, request: str) -> Explanation:
+    """Return where the time of the request with the id `request` went; raise `InputError` if there is none."""
+    index = _find(run, request)
+    records, times = run.records, run.token_times(index)
+    sent_s = records.sent_s[index]
+    gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    longest = max(gaps, default=None)
+    cached = records.cached_tokens[index]
+    return Explanation(
+        index=index,
+        id=run.requests.id(index),
+        outcome=Outcome(records.outcome[index]).name.lower(),
+        reason=records.reason.get(index),
+        attempts=records.attempts.get(index, 1),
+        prompt_tokens=records.prompt_tokens[index],
+        cached_tokens=None if cached < 0 else cached,
+        output_tokens=records.output_tokens[index],
+        sent_s=sent_s if sent_s == sent_s else None,
+        spans=tuple(
+            Span(phase=phase, start_us=_us(start - sent_s), end_us=_us(end - sent_s))
+            for phase, start, end in _spans(run, index, times)
+        ),
+        longest_gap_us=None if longest is None else _us(longest),
+        longest_gap_after=None if longest is None else gaps.index(longest) + 1,
+    )
+
+
+def explain_text(told: Explanation) -> str:
+    """Return the explanation as a block of lines, ending with a newline."""
+    cached = "" if told.cached_tokens is None else f" ({told.cached_tokens:,} cached)"
+    ended = told.outcome + (f" ({told.reason})" if told.reason else "")
+    lines = [f"request {told.id}: {told.prompt_tokens:,} prompt tokens{cached}, {told.output_tokens:,} output, {ended}"]
+    if told.attempts > 1:
+        lines.append(f"  sent {told.attempts} times: earlier attempts are inside the first phase")
+    whole = told.e2e_us
+    for phase, total in told.phases_us().items():
+        times = sum(span.phase == phase for span in told.spans)
+        share = f"{100 * total / whole:5.1f}%" if whole else "     -"
+        lines.append(f"  {phase:<17} {_ms(total):>16} {share}" + (f"   {times} times" if times > 1 else ""))
+    lines.append(f"  {'e2e' if told.outcome == 'completed' else 'in all':<17} {_ms(whole):>16}")
+    if told.longest_gap_us is not None:
+        lines.append(f"  longest gap       {_ms(told.longest_gap_us):>16}   after token {told.longest_gap_after:,}")
+    if told.sent_s is not None and len(told.spans) > 1:
+        lines.append(f"timeline, from its send at {told.sent_s:.6f} s")
+        lines += [f"  {_ms(span.start_us):>16}  {span.phase}" for span in told.spans[:SHOWN_SPANS]]
+        if len(told.spans) > SHOWN_SPANS:
+            lines.append(f"  ... {len(told.spans) - SHOWN_SPANS:,} more changes")
+        lines.append(f"  {_ms(whole):>16}  {'last token' if told.outcome == 'completed' else told.outcome}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _find(run: Run, request: str) -> int:
+    ids = run.requests.ids
+    if ids is None:
+        if request.isascii() and request.isdigit() and len(request) < 19 and int(request) < len(run.records):
+            return int(request)
+        raise InputError(f"unknown request {request[:40]!r}, must be a number below {len(run.records)}")
+    if request not in ids:
+        raise suggest("request", request, ids[:1000])
+    return ids.index(request)
+
+
+def _spans(run: Run, index: int, times: list[float]) -> Iterable[tuple[str, float, float]]:
+    """Yield (phase, start, end) in seconds, each beginning where the one before it ended."""
+    records = run.records
+    now, admitted_s = records.sent_s[index], records.admitted_s[index]
+    end = _end(run, index, times)
+    if now != now or end is None:
+        return
+    if admitted_s != admitted_s:
+        phase = "queue" if run.source == "simulated" else "queue and prefill"
+        if run.source == "simulated" or not times:
+            yield phase, now, end
+            return
+    else:
+        yield "queue", now, admitted_s
+        now, phase = admitted_s, "prefill"
+    for preempted_s, resumed_s in [*records.preempted.get(index, ()), (end, end)]:
+        token = bisect_right(times, now)
+        if phase != "decode" and token < len(times) and times[token] <= preempted_s:
+            yield phase, now, times[token]
+            now, phase = times[token], "decode"
+        if preempted_s > now:
+            yield phase, now, preempted_s
+            now = preempted_s
+        if preempted_s == end:
+            return
+        back_s = resumed_s if resumed_s == resumed_s else end
+        yield "preempted", now, back_s
+        now, phase = back_s, "recompute"
+
+
+def _end(run: Run, index: int, times: list[float]) -> float | None:
+    """Return when a request was over: its last token; else when it was last heard of, or the run's end."""
+    records = run.records
+    if records.outcome[index] == Outcome.COMPLETED:
+        return times[-1] if times else None
+    if records.outcome[index] == Outcome.REJECTED:
+        return None
+    known = [t for change in records.preempted.get(index, ()) for t in change if t == t]
+    known += times[-1:] + [t for t in (records.admitted_s[index],) if t == t]
+    if records.end_s is not None and records.end_s[index] == records.end_s[index]:
+        known.append(records.end_s[index])
+    if records.outcome[index] == Outcome.UNFINISHED and len(run.times):
+        known.append(max(run.times))
+    return max(known, default=None)
+
+
+def _us(seconds: float) -> int:
+    return round(seconds * 1e6)
+
+
+def _ms(microseconds: int) -> str:
+    return f"{format_number(microseconds / 1000, 3)} ms"

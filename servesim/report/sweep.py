@@ -1,0 +1,94 @@
+"""The table of a sweep, one row a point, and the line that tells where its knee is.
+
+The columns are those of one server under more and more load; columns that would be alike in every row (nothing failed,
+no objective was asked) are left out. Where the knee lies is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from servesim.report.text import percent
+from servesim.stats import Distribution
+from servesim.summary import Summary
+
+Cell = Callable[[Summary], str]
+
+
+def _plain(value: float | None, digits: int = 1) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _of(distribution: Distribution | None, name: str) -> str:
+    return "-" if distribution is None else _plain(getattr(distribution, name))
+
+
+COLUMNS: dict[str, Cell] = {
+    "output tok/s": lambda s: _plain(s.throughput.output_tokens_per_s),
+    "TTFT p50 ms": lambda s: _of(s.ttft_ms, "p50"),
+    "TPOT p50": lambda s: _of(s.tpot_ms, "p50"),
+    "TPOT p95": lambda s: _of(s.tpot_ms, "p95"),
+    "queue p95": lambda s: _of(s.queue_ms, "p95"),
+    "mean batch": lambda s: _plain(s.engine.mean_batch),
+    "KV peak": lambda s: percent(s.engine.kv_peak),
+    "preemptions": lambda s: _plain(s.engine.preemptions, 0),
+}
+
+LOST: Cell = lambda s: str(s.requests.offered - s.requests.completed)  # noqa: E731
+GOODPUT: Cell = lambda s: percent(None if s.goodput is None else s.goodput.fraction)  # noqa: E731
+SLO: Cell = lambda s: "met" if all(result.met for result in s.slo or ()) else "missed"  # noqa: E731
+
+
+def sweep_text(points: Sequence[Mapping[str, Any]], summaries: Sequence[Summary], knee: int | None = None) -> str:
+    """Return the table of `summaries`, each at its point of swept values, and the knee's line; ends with a newline.
+
+    Headers stand on two lines, the last word below. `knee` is the number of a row.
+    """
+    columns = dict(COLUMNS)
+    if any(summary.requests.offered != summary.requests.completed for summary in summaries):
+        columns["not completed"] = LOST
+    if any(summary.slo for summary in summaries):
+        columns |= {"slo": SLO, "goodput": GOODPUT}
+    swept = list(dict.fromkeys(key for point in points for key in point))
+    headers = [key.replace("_", " ") for key in swept] + list(columns)
+    tops, bottoms = zip(*(header.rpartition(" ")[::2] for header in headers), strict=True)
+    rows = [
+        [_value(point.get(key)) for key in swept] + [cell(summary) for cell in columns.values()]
+        for point, summary in zip(points, summaries, strict=True)
+    ]
+    table = [list(tops), list(bottoms), *rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
+    if knee is not None:
+        lines += ["", knee_text(points, summaries, knee)]
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def knee_text(points: Sequence[Mapping[str, Any]], summaries: Sequence[Summary], knee: int) -> str:
+    """Return the line that names the row of the knee and what the row behind it costs."""
+    told = f"knee: {_point(points[knee])}: the most throughput per latency"
+    if knee == len(points) - 1:
+        return f"{told}; it is the last row, so the real one may lie beyond"
+    here, there = summaries[knee], summaries[knee + 1]
+    more = _times(there.throughput.output_tokens_per_s, here.throughput.output_tokens_per_s)
+    slower = _times(_mean(there.e2e_ms), _mean(here.e2e_ms))
+    return f"{told}; {_point(points[knee + 1])} has {more} the output tok/s at {slower} the mean E2E"
+
+
+def _point(point: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key.replace('_', ' ')} {_value(value)}" for key, value in point.items())
+
+
+def _mean(distribution: Distribution | None) -> float | None:
+    return None if distribution is None else distribution.mean
+
+
+def _times(numerator: float | None, denominator: float | None) -> str:
+    return f"{numerator / denominator:.2f}x" if numerator is not None and denominator else "-"
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:g}" if isinstance(value, float) else str(value)
