@@ -249,13 +249,13 @@ def format_bytes(size_bytes: float | None, digits: int = 1) -> str:
 
 
 def format_si(value: float | None) -> str:
-    """Return a count in at most four characters and a suffix: `950`, `10k`, `1.5M`, `23.4M`, `8.03B`."""
+    """Return a count in at most four digits and a suffix: `950`, `10k`, `1.5M`, `134.5M`, `8.03B`."""
     if value is None:
         return "-"
     for scale, suffix in ((10**12, "T"), (GB, "B"), (MB, "M"), (KB, "k")):
-        if abs(value) >= 0.9995 * scale:
-            return f"{value / scale:.3g}{suffix}" if abs(value) < 999.5 * scale else f"{value / scale:,.0f}{suffix}"
-    return f"{value:.3g}"
+        if abs(value) >= 0.99995 * scale:
+            return f"{value / scale:.4g}{suffix}" if abs(value) < 9999 * scale else f"{value / scale:,.0f}{suffix}"
+    return f"{value:.4g}"
 
 
 def _scaled(text: object, units: dict[str, int], wrong: InputError) -> tuple[int, int]:

@@ -228,7 +228,15 @@ class Formatting(unittest.TestCase):
         self.assertEqual(units.format_bytes(960), "960 B")
 
     def test_a_count_is_printed_short(self) -> None:
-        for value, text in {950: "950", 10_000: "10k", 1_500_000: "1.5M", 8.03e9: "8.03B", 999_960: "1M"}.items():
+        for value, text in {
+            950: "950",
+            10_000: "10k",
+            1_500_000: "1.5M",
+            8.03e9: "8.03B",
+            999_960: "1M",
+            134_500_000: "134.5M",
+            12.5: "12.5",
+        }.items():
             self.assertEqual(units.format_si(value), text)
 
 

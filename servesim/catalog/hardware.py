@@ -308,7 +308,7 @@ _PRESETS = (
         source="Apple M4 Pro technical specifications (memory, bandwidth); Apple publishes no BF16 rate",
         date="2024",
         fitted="tflops, mbu and overhead_ms, once for an output scan and an input scan of Qwen3-0.6B BF16 through "
-        "PyTorch: mean absolute error 4.4 % and 4.3 %, at worst 16.8 % (10 output tokens); a roofline has no term "
+        "PyTorch: mean absolute error 4.4 % and 4.3 %, at worst 16.9 % (10 output tokens); a roofline has no term "
         "for a request's own start, and the scans cannot tell bandwidth from overhead",
     ),
     _device(

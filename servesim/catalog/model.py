@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from servesim.errors import InputError
 from servesim.units import suggest
 
-# Bytes per weight. GGUF's blocks of 32 weights carry a scale of 2 bytes, Q4_1 a minimum of 2 more; MXFP4's a scale of 1.
+# Bytes per weight. A GGUF block of 32 weights carries a scale of 2 bytes, Q4_1 a minimum of 2 more; MXFP4 a scale of 1.
 WEIGHT_BYTES: dict[str, float] = {
     "fp32": 4.0,
     "bf16": 2.0,

@@ -1,0 +1,221 @@
+"""The memory plan as text, each figure beside its arithmetic, and as the dict of `capacity --json`."""
+
+from __future__ import annotations
+
+from textwrap import fill
+
+from servesim.catalog.model import KV_BYTES, WEIGHT_BYTES, Attention
+from servesim.cost.memory import CapacityPlan, format_reserve
+from servesim.cost.roofline import Roofline, critical_batch
+from servesim.units import format_bytes, format_duration, format_gb, format_gib, format_number, format_si
+
+WIDTH = 98
+
+Line = tuple[str, str, str]  # what, the figure with its unit, how it comes about
+
+
+def capacity_text(plan: CapacityPlan, context: int | None = None) -> str:
+    """Return the plan as a labelled block of text; with `context`, the critical batch there too."""
+    model, hardware = plan.model, plan.hardware
+    shards = f" x {plan.tensor_parallel} (tensor parallel, figures per device)" if plan.tensor_parallel > 1 else ""
+    lines = [*_memory_lines(plan), *_start_lines(plan), *_cost_lines(plan, context)]
+    label_width = max(len(label) for label, _, _ in lines)
+    figure_width = max(len(figure) for _, figure, _ in lines)
+    rows = [f"  {label:<{label_width}}  {figure:>{figure_width}}  {how}".rstrip() for label, figure, how in lines]
+    notes = [fill(note, WIDTH, initial_indent="  note: ", subsequent_indent="        ") for note in _notes(plan)]
+    return "\n".join([f"{model.name} on {hardware.name}{shards}", *rows, *notes]) + "\n"
+
+
+def capacity_dict(plan: CapacityPlan, context: int | None = None) -> dict[str, object]:
+    """Return the plan under the stable names of `capacity --json`; unknown is None, bytes are whole numbers."""
+    cost = _roofline(plan)
+    start = plan.start
+    return {
+        "model": plan.model.name,
+        "hardware": plan.hardware.name,
+        "weights_bytes": plan.weights_bytes,
+        "device_weights_bytes": plan.device_weights_bytes,
+        "kv_bytes_per_token": plan.kv_bytes_per_token,
+        "budget_bytes": plan.budget_bytes,
+        "reserve_bytes": plan.reserve_bytes,
+        "kv_cache_bytes": plan.kv_cache_bytes,
+        "num_blocks": plan.num_blocks,
+        "kv_tokens": plan.kv_tokens,
+        "tokens_per_request": plan.tokens_per_request,
+        "max_concurrency": plan.max_concurrency,
+        "decode_step_ms": cost.decode(1, 0) * 1e3,
+        "critical_batch": _rounded(_critical_batch(plan, 0)),
+        "context": context,
+        "critical_batch_at_context": None if context is None else _rounded(_critical_batch(plan, context)),
+        "ridge_flop_per_byte": plan.hardware.ridge_flop_per_byte,
+        "start": None
+        if start is None
+        else {
+            "max_model_len": start.max_model_len,
+            "starts": start.starts,
+            "needed_bytes": start.needed_bytes,
+            "available_bytes": start.available_bytes,
+            "largest_context": start.largest_context,
+            "vllm_max_concurrency": plan.vllm_concurrency(start.max_model_len),
+            "smallest_gpu_memory_utilization": start.gpu_memory_utilization,
+            "smallest_tensor_parallel_size": start.tensor_parallel,
+            "kv_cache_dtype": start.kv_dtype,
+        },
+        "warnings": list(plan.warnings),
+    }
+
+
+def vllm_log_line(plan: CapacityPlan, max_model_len: int) -> str:
+    """Return what vLLM 0.31 and later logs at startup of this cache (vllm/v1/core/kv_cache_utils.py)."""
+    concurrency = plan.vllm_concurrency(max_model_len)
+    device = "GPU" if plan.hardware.kind == "gpu" else "CPU"
+    return (
+        f"{device} KV cache size: {int(concurrency * max_model_len):,} tokens, "
+        f"Maximum concurrency for {max_model_len:,} tokens per request: {concurrency:.2f}x"
+    )
+
+
+def _memory_lines(plan: CapacityPlan) -> list[Line]:
+    model, hardware = plan.model, plan.hardware
+    per_token, *more_groups = _kv_arithmetic(plan)
+    weights_how = (
+        f"{format_si(model.params)} parameters x {WEIGHT_BYTES[model.weight_dtype]:g} bytes ({model.weight_dtype})"
+    )
+    if model.file_bytes is not None:
+        weights_how = f"the file's own bytes, {format_si(model.params)} parameters ({model.weight_dtype})"
+    lines = [("weights", format_gb(plan.weights_bytes), weights_how)]
+    if plan.tensor_parallel > 1:
+        share = f"{format_gb(plan.weights_bytes)} / {plan.tensor_parallel}"
+        lines.append(("weights per device", format_gb(plan.device_weights_bytes), share))
+    lines.append(("kv per token", format_bytes(plan.kv_bytes_per_token), per_token))
+    lines += [("", "", how) for how in more_groups]
+    budget_how = f"{format_gib(hardware.memory_bytes)} x {plan.gpu_memory_utilization:g} gpu-memory-utilization"
+    lines.append(("budget", format_gib(plan.budget_bytes), budget_how))
+    block = f"{plan.block_size} tokens x {format_bytes(plan.kv_bytes_per_token)}"
+    if plan.basis == "memory":
+        left = (
+            f"budget - {format_gib(plan.device_weights_bytes)} weights - {format_reserve(plan.reserve_bytes)} reserve"
+        )
+        blocks_how = f"floor({format_gib(plan.kv_cache_bytes)} / ({block}))"
+    elif plan.basis == "kv_tokens":
+        left = f"{plan.num_blocks:,} blocks x {block}, as asked for"
+        blocks_how = f"{plan.kv_tokens:,} tokens / {plan.block_size}, as asked for"
+    else:
+        left = f"{plan.num_gpu_blocks:,} blocks x {block}, as in the log"
+        blocks_how = f"{plan.num_gpu_blocks:,} in the log - 1 null block"
+    lines.append(("kv cache", format_gib(plan.kv_cache_bytes), left))
+    lines.append(("blocks", f"{plan.num_blocks:,}", blocks_how))
+    lines.append(("kv tokens", f"{plan.kv_tokens:,}", f"{plan.num_blocks:,} blocks x {plan.block_size} tokens"))
+    concurrency_how = f"{plan.kv_tokens:,} tokens / {plan.tokens_per_request:,} tokens per request"
+    lines.append(("max concurrency", f"{plan.max_concurrency:,.2f}x", concurrency_how))
+    return lines
+
+
+def _kv_arithmetic(plan: CapacityPlan) -> list[str]:
+    """Return one line for each group of layers that keeps something."""
+    dtype = plan.model.kv_dtype
+    first, *others = [_group_arithmetic(plan, group) for group in plan.model.attention]
+    return [f"{first} ({dtype})", *(f"+ {line}" for line in others)]
+
+
+def _group_arithmetic(plan: CapacityPlan, group: Attention) -> str:
+    over = f"/ {plan.tokens_per_request:,}"
+    if group.state_bytes:
+        return f"{group.layers} recurrent layers x {format_bytes(group.state_bytes)} {over} tokens"
+    width = f"{KV_BYTES[plan.model.kv_dtype]} bytes"
+    if group.latent_dim:
+        how = f"{group.layers} layers x {group.latent_dim} latent x {width}"
+    else:
+        heads = max(1, group.kv_heads // plan.tensor_parallel)
+        how = f"2 x {group.layers} layers x {heads} KV heads x {group.head_dim} head dim x {width}"
+    if group.window is not None and group.window < plan.tokens_per_request:
+        how = how.replace(" head dim", "") + f" x {group.window:,} {over} window"
+    return how
+
+
+def _start_lines(plan: CapacityPlan) -> list[Line]:
+    start = plan.start
+    if start is None:
+        return []
+    verdict, sign = ("yes", "<=") if start.starts else ("no", ">")
+    needed = f"{format_gib(start.needed_bytes)} {sign} {format_gib(start.available_bytes)} of KV cache"
+    linear = plan.model.kv_is_linear
+    longest = (
+        f"{plan.num_blocks:,} blocks x {plan.block_size} tokens, one sequence" if linear else "tokens, one sequence"
+    )
+    lines = [
+        ("will it start", verdict, f"{start.max_model_len:,} tokens need {needed}"),
+        ("largest context", f"{start.largest_context:,}", longest),
+    ]
+    if start.starts:
+        blocks = f"{plan.num_gpu_blocks:,} blocks / ceil({start.max_model_len:,} / {plan.block_size})"
+        how = blocks if linear else f"{format_gib(plan.kv_cache_bytes)} / {format_gib(start.needed_bytes)}"
+        lines.append(("vLLM would log", f"{plan.vllm_concurrency(start.max_model_len):,.2f}x", how))
+    if start.gpu_memory_utilization is not None:
+        lines.append(("would do", f"{start.gpu_memory_utilization:.2f}", "gpu-memory-utilization, at least"))
+    if start.tensor_parallel is not None:
+        lines.append(("would do", f"{start.tensor_parallel}", "tensor-parallel-size, at least"))
+    if start.kv_dtype is not None:
+        lines.append(("would do", start.kv_dtype, "KV cache dtype"))
+    return lines
+
+
+def _cost_lines(plan: CapacityPlan, context: int | None) -> list[Line]:
+    hardware = plan.hardware
+    cost = _roofline(plan)
+    read = f"{format_gb(plan.device_weights_bytes)} / ({hardware.bandwidth_gb_s:g} GB/s x {hardware.mbu:g})"
+    compute = f"2 x {format_si(plan.model.compute_params)} FLOP / ({hardware.tflops:g} TFLOP/s x {hardware.mfu:g})"
+    if plan.tensor_parallel > 1:
+        compute += f" / {plan.tensor_parallel}"
+    weights_read = f"{cost.weights_s * 1e3:,.2f} ms weights"
+    ridge = f"FLOP per byte: {hardware.tflops:g} TFLOP/s / {hardware.bandwidth_gb_s:g} GB/s"
+    lines = [
+        (
+            "decode step",
+            f"{cost.decode(1, 0) * 1e3:,.2f} ms",
+            f"{hardware.overhead_ms:g} ms overhead + {read}, context 0",
+        ),
+        ("critical batch", _batch_text(_critical_batch(plan, 0)), f"{weights_read} / ({compute})"),
+        ("ridge", format_number(hardware.ridge_flop_per_byte, 0), ridge),
+    ]
+    if context is not None:
+        batch = _critical_batch(plan, context)
+        mean_kv = plan.model.kv_bytes_per_token(context=context) if context else 0
+        at_context = Roofline(plan.model, hardware, plan.tensor_parallel, kv_bytes_per_token=mean_kv)
+        compute_each, read_each = format_duration(cost.token_s), format_duration(context * at_context.context_s)
+        how = f"{weights_read} / ({compute_each} compute - {read_each} KV read, each)"
+        if batch is None:
+            how = f"never compute-bound: {read_each} KV read >= {compute_each} compute, each"
+        lines.insert(2, (f"  at context {context:,}", _batch_text(batch), how))
+    return lines
+
+
+def _notes(plan: CapacityPlan) -> list[str]:
+    notes = []
+    if not plan.model.kv_is_linear:
+        notes.append(f"KV per token is a mean over {plan.tokens_per_request:,} tokens (--tokens-per-request)")
+    if plan.tensor_parallel > 1:
+        notes.append("the step leaves communication between devices out")
+    if plan.hardware.fitted:
+        notes.append(f"efficiency fitted: {plan.hardware.fitted}")
+    return notes
+
+
+def _roofline(plan: CapacityPlan) -> Roofline:
+    return Roofline(plan.model, plan.hardware, plan.tensor_parallel, kv_bytes_per_token=plan.whole_kv_bytes_per_token)
+
+
+def _critical_batch(plan: CapacityPlan, context: int) -> float | None:
+    return critical_batch(plan.model, plan.hardware, context, plan.tensor_parallel)
+
+
+def _rounded(batch: float | None) -> float | int | None:
+    """Return a batch as a person reads it: whole, but below ten with two decimals."""
+    if batch is None:
+        return None
+    return round(batch) if batch >= 10 else round(batch, 2)
+
+
+def _batch_text(batch: float | None) -> str:
+    rounded = _rounded(batch)
+    return "never" if rounded is None else f"{rounded:,}"
