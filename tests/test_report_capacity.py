@@ -67,7 +67,7 @@ class Text(unittest.TestCase):
 
     def test_windows_and_latents_are_told_as_what_they_are(self) -> None:
         windows = capacity_text(plan_capacity(MODELS["gpt-oss-20b"], HARDWARE["h100-sxm-80gb"]))
-        self.assertIn("+ 2 x 12 layers x 8 KV heads x 64 x 2 bytes x 128 / 4,096 window", windows)
+        self.assertIn("+ 2 x 12 layers x 8 KV heads x 64 x 2 bytes x 128/4,096 window", windows)
         self.assertIn("note: KV per token is a mean over 4,096 tokens", windows)
         latent = capacity_text(plan_capacity(MODELS["deepseek-v2-lite"], HARDWARE["l40s-48gb"]))
         self.assertIn("27 layers x 576 latent x 2 bytes (bf16)", latent)

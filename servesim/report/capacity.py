@@ -119,9 +119,9 @@ def _kv_arithmetic(plan: CapacityPlan) -> list[str]:
 
 
 def _group_arithmetic(plan: CapacityPlan, group: Attention) -> str:
-    over = f"/ {plan.tokens_per_request:,}"
+    over = f"/{plan.tokens_per_request:,}"
     if group.state_bytes:
-        return f"{group.layers} recurrent layers x {format_bytes(group.state_bytes)} {over} tokens"
+        return f"{group.layers} recurrent layers x {format_bytes(group.state_bytes)}{over} tokens"
     width = f"{KV_BYTES[plan.model.kv_dtype]} bytes"
     if group.latent_dim:
         how = f"{group.layers} layers x {group.latent_dim} latent x {width}"
@@ -129,7 +129,7 @@ def _group_arithmetic(plan: CapacityPlan, group: Attention) -> str:
         heads = max(1, group.kv_heads // plan.tensor_parallel)
         how = f"2 x {group.layers} layers x {heads} KV heads x {group.head_dim} head dim x {width}"
     if group.window is not None and group.window < plan.tokens_per_request:
-        how = how.replace(" head dim", "") + f" x {group.window:,} {over} window"
+        how = f"{how.replace(' head dim', '')} x {group.window:,}{over} window"
     return how
 
 
