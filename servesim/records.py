@@ -38,6 +38,7 @@ class Records:
     """
 
     __slots__ = (
+        "abandoned",
         "admitted_s",
         "attempts",
         "cached_tokens",
@@ -74,6 +75,9 @@ class Records:
         self.reason: dict[int, str] = {}  # failed or rejected: the kind; completed: a finish reason worth telling
         self.capped: set[int] = set()  # completed at a length limit
         self.attempts: dict[int, int] = {}  # sends of a request that was sent more than once
+        # Slices of `times` that are in no record: attempts whose client came back, and a token that came too late for
+        # a client that had left (with the token before it).
+        self.abandoned: list[tuple[int, int]] = []
         self.end_s: array[float] | None = None  # measured: when the stream ended (a late usage chunk is in it)
         self.visible: array[int] | None = None  # measured: index of the first event with visible content, or -1
         # Measured: status, message, the server's own timings, ... A summary reads `estimated` (true: no usage came,
@@ -136,6 +140,7 @@ class EngineTotals:
     hit_tokens: int = 0
     computed_tokens: int = 0  # all tokens that steps computed
     recomputed_tokens: int = 0  # of those, tokens that had been computed before a preemption
+    saved_tokens: int = 0  # tokens that the prefix cache spared from ever being computed
 
 
 @dataclass(slots=True)

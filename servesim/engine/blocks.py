@@ -263,45 +263,31 @@ class BlockPool:
         `order` is the place in `running` up to which this step's decodes stand behind `tick`: those before it have had
         their token.
         """
-        for chain, end in sequence.segments:
-            first = sequence.keyed if sequence.keyed > chain.start else chain.start
-            after = keyed if keyed < end else end
-            if after <= first:
-                continue
+        for chain, _ in sequence.segments:
             if chain.tips:
-                self._catch_up(chain, tick, order, sequence)
-            if chain.table is None and (first != chain.alive or any(tip is not sequence for tip in chain.tips)):
-                self._break_up(chain)
-            if chain.table is None:
-                if first > chain.start:
-                    self._leave(chain, first)
-                chain.depths[after] = chain.depths.get(after, 0) + 1
-                chain.alive = chain.held = after
-                continue
-            mine = self._singles(sequence).setdefault(chain, [])
-            for index in range(first, after):
-                block = Block(index, 1)
-                if index - chain.start == len(chain.table):
-                    chain.table.append([])
-                chain.table[index - chain.start].append(block)
-                mine.append(block)
-        sequence.keyed = keyed
+                self._catch_up(chain, tick, order)
+        if keyed > sequence.keyed:
+            self._key(sequence, keyed)
 
     def follow(self, sequence: Sequence) -> None:
-        """From now on `sequence` decodes: if it does so along a chain, the chain is brought up to date on demand."""
-        chain, end = sequence.segments[-1]
-        if end > sequence.keyed:
-            chain.tips.append(sequence)
+        """From now on `sequence` decodes: chains that it still fills are brought up to date on demand."""
+        for chain, end in sequence.segments:
+            if end > sequence.keyed:
+                chain.tips.append(sequence)
 
-    def settle(self, sequence: Sequence, keyed: int, tick: int) -> None:
+    def settle(self, sequence: Sequence, keyed: int, tick: int, order: int = LAST) -> None:
         """Bring the keys of `sequence` up to date for the last time: it stops decoding."""
-        if sequence.segments:
-            chain = sequence.segments[-1][0]
-            if keyed > sequence.keyed:
-                self.give_keys(sequence, keyed, tick)
+        if keyed > sequence.keyed:
+            self.give_keys(sequence, keyed, tick, order)
+        for chain, _ in sequence.segments:
             if sequence in chain.tips:
                 chain.tips.remove(sequence)
-        sequence.keyed = keyed
+
+    def settle_chains(self, sequence: Sequence, tick: int) -> None:
+        """Bring the chains along which `sequence` decodes up to date, before its clock is moved."""
+        for chain, _ in sequence.segments:
+            if chain.tips:
+                self._catch_up(chain, tick, LAST)
 
     def release(self, sequence: Sequence, blocks: int) -> None:
         """Give back all `blocks` of `sequence`, last to first; those that keep a key can be hit until taken."""
@@ -350,17 +336,47 @@ class BlockPool:
         else:
             chain.depths[depth] -= 1
 
-    def _catch_up(self, chain: Chain, tick: int, order: int, asker: Sequence | None = None) -> None:
-        """Give the keys that the sequences decoding along `chain` have earned unseen."""
-        for tip in list(chain.tips):
-            if tip is asker:
+    def _catch_up(self, chain: Chain, tick: int, order: int) -> None:
+        """Give the keys that the sequences decoding along `chain` have earned unseen, in the order of earning them."""
+        size, lag = self.block_size, self.key_lag
+        tips = list(chain.tips)
+        for tip in tips:  # which grows by those they share other chains with
+            for other, _ in tip.segments:
+                tips += [more for more in other.tips if more not in tips]
+        earned = []
+        for tip in tips:
+            keyed = (tip.base + tick - (tip.order > order) - lag) // size
+            earned += [(after * size + lag - tip.base, tip.order, after, tip) for after in range(tip.keyed + 1, keyed + 1)]
+        if len(tips) > 1:
+            earned.sort()
+            for _, _, after, tip in earned:
+                self._key(tip, after)
+        elif earned:
+            _, _, after, tip = earned[-1]
+            self._key(tip, after)
+
+    def _key(self, sequence: Sequence, keyed: int) -> None:
+        for chain, end in sequence.segments:
+            first = sequence.keyed if sequence.keyed > chain.start else chain.start
+            after = keyed if keyed < end else end
+            if after <= first:
                 continue
-            computed = tip.base + tick - (tip.order > order)
-            keyed = (computed - self.key_lag) // self.block_size
-            if keyed > tip.keyed:
-                chain.tips.remove(tip)  # so that it does not see itself
-                self.give_keys(tip, keyed, tick, order)
-                chain.tips.append(tip)
+            if chain.table is None and (first != chain.alive or any(tip is not sequence for tip in chain.tips)):
+                self._break_up(chain)
+            if chain.table is None:
+                if first > chain.start:
+                    self._leave(chain, first)
+                chain.depths[after] = chain.depths.get(after, 0) + 1
+                chain.alive = chain.held = after
+                continue
+            mine = self._singles(sequence).setdefault(chain, [])
+            for index in range(first, after):
+                block = Block(index, 1)
+                if index - chain.start == len(chain.table):
+                    chain.table.append([])
+                chain.table[index - chain.start].append(block)
+                mine.append(block)
+        sequence.keyed = keyed
 
     def _break_up(self, chain: Chain) -> None:
         """Turn `chain` into single blocks: one of them is about to exist twice."""

@@ -10,12 +10,21 @@ from typing import TYPE_CHECKING
 
 from servesim.engine.sequence import Sequence
 from servesim.records import Outcome
+from servesim.workload.requests import Requests
 
 if TYPE_CHECKING:
     from servesim.engine.engine import Engine
 
 TIMEOUT = "timeout"
 QUEUE_FULL = "queue_full"
+
+
+def producible(requests: Requests, max_model_len: int | None) -> array[int]:
+    """Return the output tokens that each request may have: what it asks for, up to the length limit."""
+    if max_model_len is None:
+        return requests.output_tokens
+    asked = zip(requests.prompt_tokens, requests.output_tokens, strict=True)
+    return array("q", [min(output, max_model_len - prompt) for prompt, output in asked])
 
 
 class Door:
@@ -38,12 +47,6 @@ class Door:
         self.arrived: list[int] = []  # for the observer: since the last schedule
         self.queued_tokens = 0  # prompts of those in `waiting` that were never admitted
         self.counting = config.max_num_queued_tokens is not None
-        self.targets = requests.output_tokens  # output tokens that each may produce
-        if config.max_model_len is not None:
-            limit = config.max_model_len
-            self.targets = array(
-                "q", [min(o, limit - p) for p, o in zip(requests.prompt_tokens, requests.output_tokens, strict=True)]
-            )
         self._screened = (
             self._timeout_s is not None
             or self.counting
@@ -57,7 +60,7 @@ class Door:
         if not len(requests):
             return False
         prompt = max(requests.prompt_tokens)
-        total = max(map(add, requests.prompt_tokens, self.targets))
+        total = max(map(add, requests.prompt_tokens, self._engine.targets))
         return self._refusal(prompt, total) is not None
 
     def _refusal(self, prompt: int, total: int) -> str | None:
@@ -128,11 +131,11 @@ class Door:
         records.planned_s = records.sent_s[:]
         for index in self._workload.withheld():
             records.outcome[index] = Outcome.WITHHELD
-        if self.targets is not requests.output_tokens:
+        if engine.targets is not requests.output_tokens:
             completed, asked = Outcome.COMPLETED, requests.output_tokens
             records.capped = {
                 index
-                for index, target in enumerate(self.targets)
+                for index, target in enumerate(engine.targets)
                 if target < asked[index] and records.outcome[index] == completed
             }
 
@@ -151,18 +154,14 @@ class Door:
             self.taken += 1
         else:
             records.attempts[index] = records.attempts.get(index, 1) + 1
-        if self._observed:
-            self.arrived.append(index)
         prompt = requests.prompt_tokens[index]
-        refusal = self._refusal(prompt, prompt + self.targets[index])
+        refusal = self._refusal(prompt, prompt + engine.targets[index])
         if refusal is None and (
             (config.max_num_queued_reqs is not None and len(engine.waiting) >= config.max_num_queued_reqs)
             or (self.counting and self.queued_tokens + prompt > (config.max_num_queued_tokens or 0))
         ):
             refusal = QUEUE_FULL
         if refusal is not None:
-            if self._observed:
-                self.arrived.pop()
             self._fail(index, now, refusal)
             return
         if self._timeout_s is not None:
@@ -173,6 +172,8 @@ class Door:
                 return
             self._attempts[index] = attempt
             self._deadlines.append((deadline, index, attempt))
+        if self._observed:
+            self.arrived.append(index)
         engine.waiting.append(index)
         self.queued_tokens += prompt
 
@@ -232,6 +233,7 @@ class Door:
                 records.output_tokens[index] = 0
             records.preempted.pop(index, None)
             records.cached_tokens[index] = 0
+            records.admitted_s[index] = math.nan
             return
         records.outcome[index] = Outcome.FAILED if error == TIMEOUT else Outcome.REJECTED
         records.reason[index] = error

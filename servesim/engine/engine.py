@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from servesim.engine.blocks import BlockPool
 from servesim.engine.config import RULES, EngineConfig
-from servesim.engine.door import Door
+from servesim.engine.door import Door, producible
 from servesim.engine.policy import POLICIES, waiting_queue
 from servesim.engine.sequence import DECODE, ENDED, PREFILL, WAITING, Sequence
 from servesim.errors import RunError
@@ -71,10 +71,12 @@ class Engine:
         self.rules = RULES[config.rules]
         self.policy = POLICIES[config.policy]
         self.now = 0.0
+        self._until = math.inf  # how far it was last told to advance
         self.records = Records(len(requests))
         self.log = StepLog()
         self.totals = EngineTotals(num_blocks=config.num_blocks)
-        self.waiting = waiting_queue(self.policy, requests)
+        self.targets = producible(requests, config.max_model_len)
+        self.waiting = waiting_queue(self.policy, requests, self.targets)
         self.running: dict[int, Sequence] = {}  # by order of admission
         self.pool = BlockPool(
             config.num_blocks,
@@ -109,6 +111,7 @@ class Engine:
     def advance(self, until: float = math.inf) -> None:
         """Run every step that starts before `until`, or until nothing is left to do."""
         door = self.door
+        self._until = until
         while self.now < until:
             if self.now >= door.wake:
                 door.open()
@@ -315,7 +318,7 @@ class Engine:
                     position -= 1
                 undone = served.pop(victim, 0)
                 budget += undone
-                self._preempt(victim, step, undone)
+                self._preempt(victim, step, undone, sequence.order - 1)
                 if victim is sequence:
                     break
             if sequence.state == WAITING:
@@ -341,8 +344,8 @@ class Engine:
         key = self.policy.victim
         if key is None:
             return running[-1]
-        requests = self.workload.requests
-        return max(running, key=lambda sequence: key(requests, sequence.index))
+        requests, targets = self.workload.requests, self.targets
+        return max(running, key=lambda sequence: key(requests, targets, sequence.index))
 
     def _compute(self, sequence: Sequence, tokens: int, order: int) -> None:
         """Take the blocks for the next `tokens` of a running prefill and give the full ones their keys."""
@@ -358,7 +361,7 @@ class Engine:
     def _admit(self, chunks: list[Chunk], budget: int, threshold: int) -> None:
         """Admit from the head of `waiting` until seats, budget or blocks end; the head blocks everybody behind it."""
         config, pool, running, waiting, records = self.config, self.pool, self.running, self.waiting, self.records
-        prompts, targets, contents = self.workload.requests.prompt_tokens, self.door.targets, self._contents
+        prompts, targets, contents = self.workload.requests.prompt_tokens, self.targets, self._contents
         block_size, caching, door, totals = config.block_size, config.prefix_caching, self.door, self.totals
         whole = self.rules.whole_sequence_must_fit and config.reserve_full_isl
         while waiting and budget > 0:
@@ -396,7 +399,7 @@ class Engine:
             if need > pool.keyless + pool.cached or (
                 config.max_tokens_in_flight and self._tokens_in_flight() + length > config.max_tokens_in_flight
             ):
-                self.blocked = (whole or not cut) and not self._may_still_hit(sequence)
+                self.blocked = (whole or not cut) and not self._may_still_hit(sequence, chunks)
                 return
 
             waiting.popleft()
@@ -443,11 +446,11 @@ class Engine:
         self.totals.saved_tokens += max(0, cached - sequence.high_water)
         self._resumed.add(sequence)
 
-    def _may_still_hit(self, sequence: Sequence | None) -> bool:
+    def _may_still_hit(self, sequence: Sequence | None, chunks: list[Chunk]) -> bool:
         """Tell whether a blocked head may find more blocks without anything being released."""
         if sequence is None or not sequence.segments:
             return False
-        return bool(self._prefilling) or any(chain.tips for chain, _ in sequence.segments)
+        return bool(chunks or self._prefilling) or any(chain.tips for chain, _ in sequence.segments)
 
     def _tokens_in_flight(self) -> int:
         """Return the sum of `length` over running sequences, tokens on their way counted as known."""
@@ -490,6 +493,8 @@ class Engine:
                 sequence.piece = step
                 if outputs == 1:
                     self.records.first[sequence.index] = step
+                else:
+                    self._join_pieces(sequence, step)
                 last = tick + sequence.target - outputs
                 if last == tick:
                     self._last_token(sequence, step)
@@ -536,6 +541,15 @@ class Engine:
         if index in records.pieces:
             records.pieces[index].append((sequence.piece, step))
 
+    def _join_pieces(self, sequence: Sequence, step: int) -> None:
+        """Undo the break in a sequence's tokens if it lost no step: it came back after one that took no time."""
+        pieces = self.records.pieces[sequence.index]
+        if pieces[-1][1] == step - 1:
+            sequence.piece, _ = pieces.pop()
+            self.log.decodes[step] += 1
+            if not pieces:
+                del self.records.pieces[sequence.index]
+
     def _stall(self, sequence: Sequence, step: int, ticking: bool) -> None:
         """Leave a decoding sequence out of `step`: its clock stands still while the others' ticks."""
         if sequence.piece < step:
@@ -543,6 +557,7 @@ class Engine:
         sequence.piece = step + 1
         if not ticking:
             return
+        self.pool.settle_chains(sequence, self._tick)
         needs, block_size = self._needs, self.config.block_size
         needs[-sequence.base % block_size] -= 1
         sequence.base -= 1
@@ -558,10 +573,10 @@ class Engine:
         if not bucket:
             del self._buckets[sequence.finish_tick]
 
-    def _interrupt(self, sequence: Sequence, step: int, undone: int = 0) -> None:
+    def _interrupt(self, sequence: Sequence, step: int, undone: int = 0, before: int = 0) -> None:
         """Take a sequence that loses its blocks before `step` out of whatever it was doing, and give them back.
 
-        `undone`: tokens that this step had given it already.
+        `undone`: tokens that this step had given it already; it has served those whose order is at most `before`.
         """
         block_size, pool, tick = self.config.block_size, self.pool, self._tick
         computed = sequence.computed
@@ -578,19 +593,19 @@ class Engine:
             sequence.high_water = max(sequence.high_water, computed)
             computed += undone
             if self.config.prefix_caching:
-                pool.settle(sequence, max(sequence.keyed, (computed - pool.key_lag) // block_size), tick + 1)
+                pool.settle(sequence, max(sequence.keyed, (computed - pool.key_lag) // block_size), tick + 1, before)
         elif sequence in self._prefilling:
             self._prefilling.remove(sequence)
         sequence.computed = 0
-        del self.running[sequence.order]
-        self.blocked = False
         if sequence.state != ENDED:
             pool.keep_for_resume(sequence)
         self._give_back(sequence, -(-computed // block_size))
+        del self.running[sequence.order]
+        self.blocked = False
 
-    def _preempt(self, victim: Sequence, step: int, undone: int) -> None:
+    def _preempt(self, victim: Sequence, step: int, undone: int, before: int) -> None:
         """Drop `victim`: its blocks are released, it waits at the front (or by its key) to be computed again."""
-        self._interrupt(victim, step, undone)
+        self._interrupt(victim, step, undone, before)
         victim.state = WAITING
         self.waiting.appendleft(victim)
         self.records.preempted.setdefault(victim.index, []).append((self.now, math.nan))
@@ -628,14 +643,14 @@ class Engine:
             if sequence.state == WAITING:  # preempted while its last token was on its way
                 self.waiting.remove(sequence)
             else:
-                del running[sequence.order]
                 if not caching:
                     pool.keyless -= -computed // block_size
                 else:
                     if sequence.segments:
-                        pool.settle(sequence, computed // block_size, self._tick + 1)
+                        pool.settle(sequence, computed // block_size, self._tick + pool.key_lag)
                     sequence.keyed = computed // block_size
                     self._give_back(sequence, -(-computed // block_size))
+                del running[sequence.order]
             outcome[sequence.index] = COMPLETED
             records.output_tokens[sequence.index] = sequence.target
         self.door.left(sequences)
@@ -657,18 +672,19 @@ class Engine:
         """Tell whether a running sequence had its last token and only waits for its release."""
         return sequence in self._ended
 
-    def run(self, config: dict[str, Any] | None = None, until: float = math.inf) -> Run:
-        """Close the records of an engine that was advanced to `until`, and return its run.
+    def run(self, config: dict[str, Any] | None = None) -> Run:
+        """Close the records of an engine that has been advanced as far as it shall be, and return its run.
 
         `config` is the effective configuration that the run is to carry.
         """
         self._release(self._ended)
         self._ended = []
-        self.door.close(until)
+        self.door.close(self._until)
         records, log, totals, requests = self.records, self.log, self.totals, self.workload.requests
         self._close_unfinished()
         log.prefill_tokens.frombytes(bytes(log.prefill_tokens.itemsize * (len(log) - len(log.prefill_tokens))))
         records.prompt_tokens = requests.prompt_tokens[:]
+        log.starts.pop(len(log), None)  # it woke up for nothing
         totals.steps = len(log)
         if totals.steps:
             durations_s = log.durations_s()
@@ -677,7 +693,6 @@ class Engine:
             totals.kv_peak_blocks = max(log.kv_blocks)
             totals.kv_block_seconds = math.fsum(map(mul, log.kv_blocks, durations_s))
         totals.evictions = self.pool.evictions
-        log.starts.pop(len(log), None)
         return Run(
             source="simulated",
             requests=requests,
@@ -691,19 +706,19 @@ class Engine:
     def _close_unfinished(self) -> None:
         """Write into the records what requests that are still in the engine have had so far."""
         step, records = len(self.log), self.records
-        live = [sequence for sequence in self.running.values()]
-        live += [waiter for waiter in self.waiting if isinstance(waiter, Sequence)]
-        for sequence in live:
-            index = sequence.index
-            outputs, pieces = sequence.outputs, records.pieces.get(index)
+        waiting = [waiter for waiter in self.waiting if isinstance(waiter, Sequence)]
+        for sequence in [*self.running.values(), *waiting]:
+            index, outputs = sequence.index, sequence.outputs
+            pieces = records.pieces.pop(index, [])
             if sequence.state == DECODE:
                 outputs = sequence.target - (sequence.finish_tick - self._tick)
-                if pieces is not None and sequence.piece < step:
+                if sequence.piece < step:
                     pieces.append((sequence.piece, step - 1))
-                records.last[index] = step - 1 if sequence.piece < step else pieces[-1][1] if pieces else -1
-            elif pieces:
-                records.last[index] = pieces[-1][1]
             records.output_tokens[index] = outputs
+            if pieces:
+                records.last[index] = pieces[-1][1]
+            if len(pieces) > 1:
+                records.pieces[index] = pieces
 
     def _standstill(self) -> RunError:
         head = self.waiting[0]

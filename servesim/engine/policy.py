@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,26 +16,26 @@ Waiter = int | Sequence
 """Who waits: a request that was never admitted (its index), or one that was preempted."""
 
 Key = tuple[Any, ...]
+KeyFunction = Callable[[Requests, "array[int]", int], Key]
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Policy:
     """`admission` orders `waiting` (None: arrivals at the back, preempted ones at the front); `victim` picks whom to
-    preempt: the running request with the largest key (None: the youngest). Both get (requests, index)."""
+    preempt: the running request with the largest key (None: the youngest). Both get (requests, targets, index), the targets being the output tokens that each may have."""
 
     about: str
-    admission: Callable[[Requests, int], Key] | None
-    victim: Callable[[Requests, int], Key] | None
+    admission: KeyFunction | None
+    victim: KeyFunction | None
 
 
-def _priority(requests: Requests, index: int) -> Key:
+def _priority(requests: Requests, _: array[int], index: int) -> Key:
     priority = 0 if requests.priority is None else requests.priority[index]
     return priority, requests.arrival_s[index], index
 
 
-def _total_length(requests: Requests, index: int) -> Key:
-    total = requests.prompt_tokens[index] + requests.output_tokens[index]
-    return total, requests.arrival_s[index], index
+def _total_length(requests: Requests, targets: array[int], index: int) -> Key:
+    return requests.prompt_tokens[index] + targets[index], requests.arrival_s[index], index
 
 
 POLICIES: dict[str, Policy] = {
@@ -92,9 +93,9 @@ class KeyedQueue:
         return iter([waiter for _, waiter in sorted(self._heap, key=lambda entry: entry[0])])
 
 
-def waiting_queue(policy: Policy, requests: Requests) -> deque[Waiter] | KeyedQueue:
+def waiting_queue(policy: Policy, requests: Requests, targets: array[int]) -> deque[Waiter] | KeyedQueue:
     """Return the empty queue in which requests wait under `policy`."""
     admission = policy.admission
     if admission is None:
         return deque()
-    return KeyedQueue(lambda index: admission(requests, index))
+    return KeyedQueue(lambda index: admission(requests, targets, index))
