@@ -66,14 +66,16 @@ def sweep_text(points: Sequence[Mapping[str, Any]], summaries: Sequence[Summary]
 
 
 def knee_text(points: Sequence[Mapping[str, Any]], summaries: Sequence[Summary], knee: int) -> str:
-    """Return the line that names the row of the knee and what the row behind it costs."""
-    told = f"knee: {_point(points[knee])}: the most throughput per latency"
+    """Return the line that names the row of the knee, and what the next row of the same curve costs."""
+    told = f"knee: {_point(points[knee])}, the most throughput per latency"
     if knee == len(points) - 1:
-        return f"{told}; it is the last row, so the real one may lie beyond"
+        return f"{told}; it is the last row: the real one may lie beyond"
+    if sum(points[knee].get(key) != value for key, value in points[knee + 1].items()) != 1:
+        return told
     here, there = summaries[knee], summaries[knee + 1]
     more = _times(there.throughput.output_tokens_per_s, here.throughput.output_tokens_per_s)
     slower = _times(_mean(there.e2e_ms), _mean(here.e2e_ms))
-    return f"{told}; {_point(points[knee + 1])} has {more} the output tok/s at {slower} the mean E2E"
+    return f"{told}; next row: {more} output tok/s, {slower} mean E2E"
 
 
 def _point(point: Mapping[str, Any]) -> str:
