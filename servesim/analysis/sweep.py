@@ -10,15 +10,35 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import product
 from multiprocessing import get_context
-from typing import Any, TypeVar
+from typing import Any
+
+from servesim.engine.server import build_server
+from servesim.engine.simulate import Watch, run_workload
+from servesim.engine.spec import ServerSpec
+from servesim.slo import Slo
+from servesim.summary import Summary, summarize
+from servesim.workload.spec import WorkloadSpec
 
 Point = dict[str, Any]
-Row = TypeVar("Row")
 
-LOAD_AXES = ("concurrency", "rate")
-"""What a knee is looked for along."""
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Cell:
+    """One run of a grid, complete in itself: it can be sent to another process."""
+
+    server: ServerSpec
+    workload: WorkloadSpec
+    horizon_s: float | None = None
+    slos: tuple[Slo, ...] = ()
+
+
+def run_cell(cell: Cell, watch: Watch | None = None) -> Summary:
+    """Run one cell of the grid and return its summary."""
+    server = build_server(cell.server)
+    return summarize(run_workload(server, cell.workload, horizon_s=cell.horizon_s, watch=watch), cell.slos)
 
 
 def grid(axes: Mapping[str, Sequence[Any]]) -> list[Point]:
@@ -31,19 +51,19 @@ def grid(axes: Mapping[str, Sequence[Any]]) -> list[Point]:
 
 
 @contextmanager
-def over_processes(run: Callable[[Any], Row], jobs: int) -> Iterator[Callable[[Sequence[Any]], Iterator[Row]]]:
-    """Give a `map` that calls `run` for each point, in the order of the points, `jobs` at a time.
+def cells_run(jobs: int, watch: Watch | None = None) -> Iterator[Callable[[Sequence[Cell]], Iterator[Summary]]]:
+    """Give a function that yields the summary of each cell in order, computing `jobs` at a time in processes.
 
-    `run` must be a function of a module, and points and rows must pickle.
+    `watch` is asked only where the cells run in this process.
     """
     if jobs <= 1:
-        yield lambda points: map(run, points)
+        yield lambda cells: (run_cell(cell, watch) for cell in cells)
         return
     pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_leave_interrupts_to_the_parent)
     try:
-        yield lambda points: pool.map(run, points)
+        yield lambda cells: pool.map(run_cell, cells)
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _leave_interrupts_to_the_parent() -> None:

@@ -11,6 +11,7 @@ from servesim.console import Console
 from servesim.engine.server import build_server
 from servesim.engine.spec import count
 from servesim.report.capacity import capacity_dict, capacity_text
+from servesim.report.documents import document, to_json
 
 EXAMPLES = (
     "servesim capacity --hardware l4-24gb",
@@ -55,7 +56,7 @@ def run(argv: Sequence[str]) -> int:
         return 0
     values = gather(parser, flags)
     console = Console(quiet=values.get("quiet", False))
-    with result_to(values.get("output")) as result:
+    with result_to(values.get("output")) as write:
         server = build_server(server_spec(values), tokens_per_request=values.get("tokens_per_request"))
         plan, context = server.plan, values.get("context")
         for warning in plan.warnings:
@@ -63,8 +64,8 @@ def run(argv: Sequence[str]) -> int:
         if values.get("json"):
             known = server.describe() | {"tokens_per_request": plan.tokens_per_request, "context": context}
             config = {key: known[key] for key in parser.options if key in known}
-            result.document("capacity", "capacity", config, False, capacity_dict(plan, context))
+            write(to_json(document("capacity", config, capacity_dict(plan, context))))
         else:
-            result.text(capacity_text(plan, context))
+            write(capacity_text(plan, context))
     plan.require_start()
     return 0

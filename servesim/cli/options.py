@@ -1,4 +1,4 @@
-"""The options that verbs share, each defined once, and the frozen specs that they become."""
+"""The options of a server and of a result, each defined once; how flags and `--config` become one set of values."""
 
 from __future__ import annotations
 
@@ -6,18 +6,13 @@ from typing import Any
 
 from servesim.catalog.model import KV_BYTES
 from servesim.cli.document import read_config
-from servesim.cli.parser import Check, Group, Option, Parser
+from servesim.cli.parser import Group, Option, Parser
 from servesim.engine.config import RULES
 from servesim.engine.policy import POLICIES
 from servesim.engine.server import DECIDED, build_server
-from servesim.engine.spec import SERVER_CHECKS, ServerSpec, count, one_of, seconds, switch, text
+from servesim.engine.spec import SERVER_CHECKS, ServerSpec, count, switch, text
 from servesim.errors import InputError, ServesimError
-from servesim.units import parse_count, parse_finite, suggest
-from servesim.workload.arrivals import ARRIVALS
-from servesim.workload.lengths import LENGTHS, parse_lengths
-from servesim.workload.spec import WorkloadSpec
-from servesim.workload.times import TIME_UNITS
-from servesim.workload.trace import TRACE_FORMATS
+from servesim.units import suggest
 
 
 def _server(
@@ -111,96 +106,15 @@ QUEUE = Group(
 
 SERVER_GROUPS = (DEVICE, LIMITS, QUEUE, COST)
 
-
-def _lengths(value: Any, name: str) -> str:
-    return parse_lengths(value if isinstance(value, str) else str(parse_count(value, name)), name).text
-
-
-def _rate(value: Any, name: str) -> float:
-    return parse_finite(value, name, above=0.0)
-
-
-def _load(
-    flag: str, about: str, check: Check, metavar: str = "N", default: str = "", *, key: str = "", swept: bool = True
-) -> Option:
-    key = key or flag.strip("-").replace("-", "_")
-    aliases = ("--max-tokens",) if flag == "--output-tokens" else ()
-    return Option(flag, key, about, check, metavar, default, aliases=aliases, swept=swept)
-
-
-LENGTHS_TEXT = "N, LOW-HIGH or a distribution: " + ", ".join(kind.usage for kind in LENGTHS.values())
-
-WORKLOAD = Group(
-    "workload",
-    (
-        _load("--requests", "how many requests", count(), default="256; every row of a trace"),
-        _load("--prompt-tokens", f"tokens of a prompt: {LENGTHS_TEXT}", _lengths, "LENGTH", "256-1024"),
-        _load("--output-tokens", "tokens of an answer, in the same forms", _lengths, "LENGTH", "64-256"),
-        _load("--seed", "of every random draw", count(minimum=0, maximum=2**63), default="7"),
-        _load("--concurrency", "closed loop: N requests in flight, each end releases the next", count()),
-        _load("--stagger", "closed loop: spread the first wave over TIME", seconds(), "TIME", "0s", key="stagger_s"),
-        _load("--rate", "open loop: requests per second, whatever the server does", _rate, "R"),
-        _load(
-            "--arrivals", f"open loop: {', '.join(ARRIVALS)}", one_of("arrival process", ARRIVALS), "NAME", "poisson"
-        ),
-        _load("--burstiness", "open loop: shape of gamma gaps, below 1 burstier than Poisson", _rate, "X", "1"),
-        _load("--duration", "no arrivals after TIME", seconds(positive=True), "TIME", "no limit", key="duration_s"),
-        _load("--shared-prefix-tokens", "tokens before the prompt that requests share", count(minimum=0), default="0"),
-        _load("--prefixes", "how many different shared prefixes there are", count(), default="1"),
-        _load("--turns", "turns of a session, each prompt holding the earlier turns", _lengths, "LENGTH", "1"),
-        _load("--think-time", "pause between the turns of a session", seconds(), "TIME", "0s", key="think_s"),
-        _load("--priorities", "levels of priority, equally likely, for --policy priority", count(), default="1"),
-        _load("--retries", "how often a client comes back after a failure", count(minimum=0), default="0"),
-        _load(
-            "--backoff", "pause before the first retry, doubled for each next", seconds(), "TIME", "1s", key="backoff_s"
-        ),
-    ),
-)
-
-TRACE = Group(
-    "trace",
-    (
-        _load("--trace", "replay the requests of FILE", text, "FILE", swept=False),
-        _load(
-            "--trace-format",
-            f"instead of recognising it: {', '.join(TRACE_FORMATS)}",
-            one_of("trace format", TRACE_FORMATS),
-            "NAME",
-            swept=False,
-        ),
-        _load(
-            "--time-unit",
-            f"of the trace's times, where that is ambiguous: {', '.join(TIME_UNITS)}",
-            one_of("time unit", TIME_UNITS),
-            "UNIT",
-            swept=False,
-        ),
-        Option("--skip-bad-rows", "skip_bad_rows", "leave out rows that cannot be read, and count them"),
-        _load("--speed", "replay the arrivals X times as fast", _rate, "X", "1"),
-    ),
-)
-
-HORIZON = _load(
-    "--horizon", "stop the simulation at TIME, whatever is unfinished", seconds(positive=True), "TIME", key="horizon_s"
-)
-
-WORKLOAD_GROUPS = (WORKLOAD, TRACE)
-
 CONFIG = Option("--config", "config_file", "take every option from a document servesim wrote; flags win", text, "FILE")
 JSON = Option("--json", "json", "print one JSON document instead of text")
 OUTPUT = Option("--output", "output", "write the result to FILE, whole or not at all", text, "FILE", aliases=("-o",))
 QUIET = Option("--quiet", "quiet", "no progress, no notes, no warnings on stderr")
 SAVE = Option("--save", "save", "save every request's record to FILE (JSON lines)", text, "FILE")
-SLO = Option(
-    "--slo",
-    "slo",
-    "a limit on a share of the requests, such as ttft_p95=500ms; a comma list, or given again",
-    text,
-    "LIMIT",
-    repeat=True,
-)
+TOKEN_TIMES = Option("--token-times", "token_times", "with --save: also the time of every token")
 JOBS = Option("--jobs", "jobs", "processes; the result does not depend on it", count(maximum=1024), default="1")
 
+# What a flag puts out of a configuration from a file, since both cannot hold. A workload is one of three kinds.
 _TRACE_KEYS = ("trace", "trace_format", "time_unit", "skip_bad_rows", "speed")
 _GENERATED_KEYS = (
     "prompt_tokens",
@@ -212,17 +126,16 @@ _GENERATED_KEYS = (
     "priorities",
 )
 _OPEN_KEYS = ("rate", "arrivals", "burstiness")
-
+_CLOSED_KEYS = ("concurrency", "stagger_s")
 _REPLACES: dict[str, tuple[str, ...]] = {
     "concurrency": (*_OPEN_KEYS, "speed"),
-    "rate": ("concurrency", "stagger_s", *_TRACE_KEYS),
+    "rate": (*_CLOSED_KEYS, *_TRACE_KEYS),
     "burstiness": ("arrivals",),
-    "trace": ("requests", "concurrency", "stagger_s", *_OPEN_KEYS, *_GENERATED_KEYS, *_TRACE_KEYS),
+    "trace": ("requests", *_CLOSED_KEYS, *_OPEN_KEYS, *_GENERATED_KEYS, *_TRACE_KEYS),
     **dict.fromkeys(_GENERATED_KEYS, _TRACE_KEYS),
     "kv_tokens": ("kv_blocks",),
     "kv_blocks": ("kv_tokens",),
 }
-"""What a flag puts out of a configuration from a file, since both cannot hold."""
 
 
 def gather(parser: Parser, flags: dict[str, Any]) -> dict[str, Any]:
@@ -268,9 +181,3 @@ def _without_defaults(values: dict[str, Any]) -> dict[str, Any]:
 def server_spec(values: dict[str, Any]) -> ServerSpec:
     """Return the server that `values` ask for."""
     return ServerSpec(**{key: values[key] for key in SERVER_CHECKS if key in values})
-
-
-def workload_spec(values: dict[str, Any]) -> WorkloadSpec:
-    """Return the workload that `values` ask for."""
-    known = [option.key for group in WORKLOAD_GROUPS for option in group.options]
-    return WorkloadSpec(**{key: values[key] for key in known if key in values})

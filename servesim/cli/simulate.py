@@ -1,0 +1,102 @@
+"""`servesim simulate`: one run of a workload on a simulated server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from servesim.cli.interrupt import Interrupt
+from servesim.cli.load_options import HORIZON, SLO, WORKLOAD_GROUPS, slos_of, workload_spec
+from servesim.cli.options import CONFIG, JSON, OUTPUT, QUIET, SAVE, SERVER_GROUPS, TOKEN_TIMES, gather, server_spec
+from servesim.cli.output import result_to
+from servesim.cli.parser import Group, Option, Parser
+from servesim.console import Console
+from servesim.engine.server import build_server
+from servesim.engine.simulate import DEFAULT_CONCURRENCY, run_workload
+from servesim.engine.spec import text
+from servesim.records import Run
+from servesim.report.documents import summary_document, to_json
+from servesim.report.explain import explain, explain_text
+from servesim.report.setup import setup_text
+from servesim.report.text import summary_text
+from servesim.runfile import RunWriter, write_lines
+from servesim.summary import Summary, summarize
+from servesim.workload.build import build_workload
+
+EXAMPLES = (
+    "servesim simulate --hardware l4-24gb --trace fixtures/burst.jsonl --prefix-caching",
+    "servesim simulate --concurrency 64 --requests 1000 --prompt-tokens 256-1024 --output-tokens 64-256",
+    "servesim simulate --rate 26 --requests 20000 --slo ttft_p95=500ms,tpot_p95=50ms",
+    "servesim simulate --hardware l4-24gb --trace fixtures/burst.jsonl --explain-request 40",
+    "servesim simulate --rate 30 --client-timeout 10s --retries 2 --max-num-queued-reqs 64 --save run.jsonl",
+)
+
+EXPLAIN = Option("--explain-request", "explain", "say where the time of the request with this id went", text, "ID")
+
+
+def build_parser() -> Parser:
+    output = Group("output", (JSON, OUTPUT, SAVE, TOKEN_TIMES, SLO, EXPLAIN, CONFIG, QUIET))
+    return Parser(
+        "simulate",
+        "One run of a workload on a simulated server. Exit 1: a request failed or was rejected, an --slo is not met.",
+        EXAMPLES,
+        (*WORKLOAD_GROUPS, Group("end", (HORIZON,)), *SERVER_GROUPS, output),
+    )
+
+
+def run(argv: Sequence[str]) -> int:
+    parser = build_parser()
+    flags = parser.read(argv)
+    if flags is None:
+        return 0
+    values = gather(parser, flags)
+    if not values.keys() & {"concurrency", "rate", "trace"}:
+        values["concurrency"] = DEFAULT_CONCURRENCY
+    console = Console(quiet=values.get("quiet", False))
+    with ExitStack() as stack:
+        write = stack.enter_context(result_to(values.get("output")))
+        saved = stack.enter_context(RunWriter(values["save"])) if "save" in values else None
+        done, summary = _run(values, console)
+        if "explain" in values:
+            told = explain(done, values["explain"])
+        if values.get("json"):
+            document = summary_document("simulate", done.config, summary)
+            if "explain" in values:
+                document["explanation"] = told.as_dict()
+            write(to_json(document))
+        else:
+            write(setup_text(done.config) + summary_text(summary))
+            if "explain" in values:
+                write("\n" + explain_text(told))
+        if saved is not None:
+            write_lines(saved, done, "simulate", token_times=values.get("token_times", False))
+    if values.get("json") or "output" in values:  # else they stand in the text
+        for warning in [*summary.warnings, *(f"law broken: {law}" for law in summary.violations)]:
+            console.warn(warning)
+    return exit_code(summary)
+
+
+def _run(values: dict[str, Any], console: Console) -> tuple[Run, Summary]:
+    server, spec, slos = build_server(server_spec(values)), workload_spec(values), slos_of(values)
+    notes = list(server.notes)
+    workload = build_workload(spec, notes)
+    for note in notes:
+        console.note(note)
+    with Interrupt() as interrupt, console.progress("requests", len(workload.requests)) as progress:
+
+        def watch(over: int) -> bool:
+            progress.update(over)
+            return interrupt.asked
+
+        done = run_workload(server, spec, workload=workload, horizon_s=values.get("horizon_s"), watch=watch)
+    if values.get("slo"):
+        done.config["slo"] = values["slo"]
+    return done, summarize(done, slos)
+
+
+def exit_code(summary: Summary) -> int:
+    """Return 1 if a request failed or was rejected, an objective is not met, a law broke, or the run was cut short."""
+    unmet = any(not result.met for result in summary.slo or ())
+    lost = summary.requests.failed or summary.requests.rejected
+    return int(bool(lost or unmet or summary.violations or summary.partial))

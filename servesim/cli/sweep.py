@@ -1,0 +1,172 @@
+"""`servesim sweep`: a grid of runs, one row each, and where the knee is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from servesim.analysis.sweep import Cell, Point, cells_run, grid, knee
+from servesim.cli.interrupt import Interrupt
+from servesim.cli.load_options import HORIZON, SLO, WORKLOAD_GROUPS, slos_of, workload_spec
+from servesim.cli.options import CONFIG, JOBS, JSON, OUTPUT, QUIET, SERVER_GROUPS, gather, server_spec
+from servesim.cli.output import result_to
+from servesim.cli.parser import Group, Parser
+from servesim.client.scan import AXES, Scan, make_scan
+from servesim.console import Console
+from servesim.engine.server import DECIDED, build_server
+from servesim.report.documents import sweep_document, to_json
+from servesim.report.scan import scan_json, scan_text
+from servesim.report.sweep import sweep_text
+from servesim.summary import Summary
+from servesim.workload.build import load_requests
+
+EXAMPLES = (
+    "servesim sweep --concurrency 1,8,32,128,256",
+    "servesim sweep --hardware l4-24gb --rate 0.5,1,1.5,2,3 --requests 500 --slo ttft_p95=2s --jobs 2",
+    "servesim sweep --trace fixtures/burst.jsonl --hardware l4-24gb,a100-sxm-80gb,h100-sxm-80gb",
+    "servesim sweep --concurrency 32,128 --max-num-batched-tokens 2k,8k,32k --requests 500",
+    "servesim sweep --output-tokens 10,50,100,200,250 --prompt-tokens 19 --requests 5",
+)
+
+DEFAULT_CONCURRENCIES = [1, 8, 32, 128, 256]
+LOAD_AXES = ("concurrency", "rate")
+
+
+def build_parser() -> Parser:
+    return Parser(
+        "sweep",
+        "A grid of runs: a comma list on any option of the workload or the server makes an axis, two make a grid.\n"
+        "Exit 1: an --slo is met by no row.",
+        EXAMPLES,
+        (*WORKLOAD_GROUPS, Group("end", (HORIZON,)), *SERVER_GROUPS, Group("output", _OUTPUT)),
+        lists=True,
+    )
+
+
+_OUTPUT = (JSON, OUTPUT, SLO, JOBS, CONFIG, QUIET)
+
+
+def run(argv: Sequence[str]) -> int:
+    parser = build_parser()
+    flags = parser.read(argv)
+    if flags is None:
+        return 0
+    values = gather(parser, flags)
+    console = Console(quiet=values.get("quiet", False))
+    axes = _axes(parser, values)
+    points = grid(axes)
+    cells = [_cell(values | point) for point in points]
+    with result_to(values.get("output")) as write:
+        for note in _notes(cells):
+            console.note(note)
+        summaries = _run(cells, values.get("jobs", 1), console)
+        partial = len(summaries) < len(cells) or any(summary.partial for summary in summaries)
+        write(_report(values, axes, points[: len(summaries)], cells[0], summaries, partial))
+    for warning in dict.fromkeys(text for summary in summaries for text in (*summary.warnings, *summary.violations)):
+        console.warn(warning)
+    met = [all(result.met for result in summary.slo or ()) for summary in summaries]
+    return int(partial or not any(met))
+
+
+def _axes(parser: Parser, values: dict[str, Any]) -> dict[str, list[Any]]:
+    """Return the swept keys with their values, in the order of the options; the load is an axis even if it is one."""
+    axes = {key: values[key] for key, option in parser.options.items() if isinstance(values.get(key), list)}
+    axes.pop("slo", None)
+    if not values.keys() & {"concurrency", "rate", "trace"}:
+        axes["concurrency"] = [1] if axes.keys() & AXES.keys() else DEFAULT_CONCURRENCIES
+    for key in LOAD_AXES:
+        if key in values:
+            axes.setdefault(key, [values[key]])
+    loads = {key: axes[key] for key in LOAD_AXES if key in axes}
+    return loads | axes
+
+
+def _cell(values: dict[str, Any]) -> Cell:
+    return Cell(
+        server=server_spec(values),
+        workload=workload_spec(values),
+        horizon_s=values.get("horizon_s"),
+        slos=tuple(slos_of(values)),
+    )
+
+
+def _notes(cells: Sequence[Cell]) -> list[str]:
+    """Return what a person should know about the input; finds every server and trace that cannot be, before any run."""
+    notes: dict[str, None] = {}
+    for server in dict.fromkeys(cell.server for cell in cells):
+        notes |= dict.fromkeys(build_server(server).notes)
+    for workload in {cell.workload.trace: cell.workload for cell in cells if cell.workload.trace}.values():
+        understood: list[str] = []
+        load_requests(workload, understood)
+        notes |= dict.fromkeys(understood)
+    return list(notes)
+
+
+def _run(cells: Sequence[Cell], jobs: int, console: Console) -> list[Summary]:
+    """Run the cells, as far as the person lets them, with a progress line."""
+    summaries: list[Summary] = []
+    with Interrupt() as interrupt, console.progress("rows", len(cells)) as progress:
+
+        def watch(over: int) -> bool:
+            progress.update(len(summaries), f"{over:,} requests of this one")
+            return interrupt.asked
+
+        with cells_run(min(jobs, len(cells)), watch) as run_all:
+            for summary in run_all(cells):
+                if interrupt.asked and summary.partial:
+                    break
+                summaries.append(summary)
+                progress.update(len(summaries))
+                if interrupt.asked:
+                    break
+    return summaries
+
+
+def _report(
+    values: dict[str, Any],
+    axes: dict[str, list[Any]],
+    points: list[Point],
+    first: Cell,
+    summaries: list[Summary],
+    partial: bool,
+) -> str:
+    at = _knee(axes, summaries)
+    scan = _scan(axes, points, summaries)
+    if not values.get("json"):
+        return scan_text(scan) if scan is not None else sweep_text(points, summaries, at)
+    rows = [{**point, "swept": point} for point in points]
+    document = sweep_document(_config(values, axes, first), rows, summaries, knee=at)
+    document["partial"] = partial
+    if scan is not None:
+        document["scan"] = scan_json(scan)
+    return to_json(document)
+
+
+def _config(values: dict[str, Any], axes: dict[str, list[Any]], first: Cell) -> dict[str, Any]:
+    """Return the configuration of the whole grid: lists where it is swept, unknown where rows differ in a default."""
+    server = build_server(first.server)
+    config = {**server.describe(), **first.workload.as_dict(), "horizon_s": first.horizon_s}
+    if any(key in config and key not in first.workload.as_dict() for key in axes):
+        config |= {key: None for key in (*DECIDED, "num_blocks") if key not in values}
+    config |= {key: items if len(items) > 1 else items[0] for key, items in axes.items()}
+    return config | ({"slo": values["slo"]} if values.get("slo") else {})
+
+
+def _knee(axes: dict[str, list[Any]], summaries: list[Summary]) -> int | None:
+    """Return the number of the row at the knee, where one load is swept and nothing else is."""
+    swept = [key for key, items in axes.items() if len(items) > 1]
+    if len(swept) != 1 or swept[0] not in LOAD_AXES:
+        return None
+    return knee(
+        axes[swept[0]][: len(summaries)],
+        [summary.throughput.output_tokens_per_s for summary in summaries],
+        [summary.e2e_ms.mean if summary.e2e_ms else None for summary in summaries],
+    )
+
+
+def _scan(axes: dict[str, list[Any]], points: list[Point], summaries: list[Summary]) -> Scan | None:
+    """Return the length scan that the grid is, if one length of fixed values is swept and nothing else is."""
+    swept = [key for key, items in axes.items() if len(items) > 1]
+    if len(swept) != 1 or swept[0] not in AXES or not all(text.isdecimal() for text in axes[swept[0]]):
+        return None
+    return make_scan(swept[0], [(int(point[swept[0]]), row) for point, row in zip(points, summaries, strict=True)])
