@@ -100,6 +100,7 @@ class Reference:
         self.attempts[index] = attempt = self.attempts.get(index, 0) + 1
         if attempt == 1:
             self.records.planned_s[index] = self.records.sent_s[index] = request.arrival_s
+            self.records.prompt_tokens[index] = request.prompt_tokens
         else:
             self.records.attempts[index] = attempt
         target = request.output_tokens
