@@ -34,7 +34,7 @@ def random_case(seed: int) -> Case:
     block_size = rng.choice((1, 2, 4, 8, 16, 16, 16))
     longest_prompt = block_size * rng.choice((1, 3, 6, 10))
     longest_output = rng.choice((1, 4, 20, 60, 60))
-    size = rng.randint(1, rng.choice((3, 8, 8, 25, 25)))
+    size = rng.randint(1, rng.choice((3, 3, 8, 8, 8, 25, 25, 25, 80)))
     loop = rng.choice(("open", "open", "open", "closed", "sessions"))
     rows = draw_rows(rng, size, longest_prompt, longest_output, block_size, loop)
     config = draw_config(rng, rows, caching, block_size, unit_steps)

@@ -226,7 +226,9 @@ class Reference:
             n = min(n, budget)
             while self.blocks_for(live.computed + n) - len(live.blocks) > len(self.cache.free):
                 victim = self.choose_victim()
-                if victim in batch.planned:  # it stood before this one: undo it, and everybody moves up
+                # One that was served stood before this one: undo it, and everybody moves up. vLLM moves nobody up for
+                # one that got nothing (asynchronous: it waits for its last token), so that somebody is passed over.
+                if victim in batch.planned:
                     budget += batch.planned.pop(victim)
                     i -= 1
                 self.preempt(victim, batch)

@@ -22,8 +22,8 @@ from tests.random_cases import minimised, random_case
 from tests.reference import Reference
 from tests.vllm_replay import engine_class_named
 
-SEEDS = int(os.environ.get("SERVESIM_SEEDS", "300"))
-SAMPLE = 150  # for the laws of the textbook and of the generator
+SEEDS = int(os.environ.get("SERVESIM_SEEDS", "800"))
+SAMPLE = 250  # for the laws of the textbook and of the generator
 
 
 class TheEngineEqualsTheTextbook(unittest.TestCase):
@@ -112,7 +112,7 @@ class TheTextbookKeepsTheLaws(unittest.TestCase):
             case = random_case(seed)
             with self.subTest(seed=seed):
                 engine = Reference(case.config, case.cost(), case.workload(), observer=lambda step: None)
-                engine.observer = lambda step, engine=engine: self.check_blocks(engine)  # type: ignore[misc]
+                engine.observer = lambda step, engine=engine: self.check_blocks(engine)
                 run = engine.run(case.until_s)
                 self.assertEqual(gaps_of(run), list(engine.log.decodes))
                 totals, records = engine.totals, run.records
@@ -152,7 +152,7 @@ class TheTextbookKeepsTheLaws(unittest.TestCase):
     def test_unlimited_memory_means_no_preemption(self) -> None:
         for seed in range(SAMPLE):
             case = random_case(seed)
-            steps, _ = run_observed(Reference, replace(case, config=replace(case.config, num_blocks=100_000)))
+            steps, _ = run_observed(Reference, replace(case, config=replace(case.config, num_blocks=3_000)))
             self.assertFalse(any(step["preempted"] for step in steps))
 
     def test_equal_last_blocks_behind_different_heads_share_nothing(self) -> None:

@@ -106,7 +106,7 @@ class TheCommand(unittest.TestCase):
 
     def test_steps_too_few_or_too_many_are_a_difference(self) -> None:
         self.write("long", lambda lines: lines.insert(-1, {**lines[-2], "step": 999}))
-        self.write("short", lambda lines: lines.pop(-2))  # type: ignore[arg-type, return-value]
+        self.write("short", lambda lines: lines.pop(-2))  # type: ignore[arg-type]
         code, out, _ = self.run_command(self.folder)
         self.assertEqual(code, 1)
         self.assertIn("step 999: step is nothing, vLLM has 999", out)
