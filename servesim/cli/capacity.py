@@ -11,7 +11,6 @@ from servesim.console import Console
 from servesim.engine.server import build_server
 from servesim.engine.spec import count
 from servesim.report.capacity import capacity_dict, capacity_text
-from servesim.report.documents import document, to_json
 
 EXAMPLES = (
     "servesim capacity --hardware l4-24gb",
@@ -62,6 +61,9 @@ def run(argv: Sequence[str]) -> int:
         for warning in plan.warnings:
             console.warn(warning)
         if values.get("json"):
+            # Reads of runs and their summaries, which a plan printed as text should not wait for.
+            from servesim.report.documents import document, to_json
+
             known = server.describe() | {"tokens_per_request": plan.tokens_per_request, "context": context}
             config = {key: known[key] for key in parser.options if key in known}
             write(to_json(document("capacity", config, capacity_dict(plan, context))))

@@ -73,7 +73,7 @@ def run_workload(
     cost = server.cost()
     engine = Engine(server.config, cost, workload or build_workload(spec, notes), observer=observer)
     stopped = _advance(engine, math.inf if horizon_s is None else horizon_s, watch)
-    run = engine.run(config, *((horizon_s,) if horizon_s is not None else ()))
+    run = engine.run(config)
     run.partial = stopped
     run.warnings[:0] = server.warnings
     if isinstance(cost, FloorWatch) and cost.steps_below_floor:
