@@ -5,6 +5,7 @@ reading are here with their exact bytes, folded as a client folds them.
 from __future__ import annotations
 
 import json
+import random
 import unittest
 from dataclasses import dataclass, field
 from typing import Any
@@ -447,6 +448,45 @@ class ShapesTest(unittest.TestCase):
         timings = {"prompt_n": 1, "prompt_ms": 11.774}
         self.assertEqual(read(E({**U, "timings": timings})).facts[0].timings, timings)
         self.assertIsNone(read(E({**U, "timings": None})).facts[0].timings)
+
+    def test_no_reader_fails_whatever_its_fields_hold(self) -> None:
+        names = sorted(
+            "choices delta message content text refusal reasoning reasoning_content thinking tool_calls function_call "
+            "index finish_reason usage prompt_tokens completion_tokens prompt_tokens_details cached_tokens timings "
+            "cache_n error type code detail object response status output incomplete_details reason stop stop_type "
+            "tokens_evaluated done done_reason eval_count eval_duration token special generated_text details prefill "
+            "input_length".split()
+        )
+        leaves = (
+            None,
+            True,
+            False,
+            0,
+            -1,
+            5,
+            2.5,
+            1e400,
+            "",
+            "a",
+            "stop",
+            "error",
+            "response",
+            "response.failed",
+            "x.delta",
+        )
+
+        def value(rng: random.Random, depth: int) -> Any:
+            kind = rng.random() if depth else 1.0
+            if kind < 0.45:
+                return {name: value(rng, depth - 1) for name in rng.sample(names, rng.randint(0, 8))}
+            return [value(rng, depth - 1) for _ in range(rng.randint(0, 3))] if kind < 0.6 else rng.choice(leaves)
+
+        for seed in range(400):
+            rng = random.Random(seed)
+            data = json.dumps({name: value(rng, 4) for name in rng.sample(names, 10)}).encode()
+            for reader in READERS:
+                with self.subTest(seed=seed, reader=reader):
+                    self.assertFalse(read_event(data, reader, rng.choice(["", "error"])).malformed)
 
     def test_no_reader_fails_on_an_empty_object(self) -> None:
         for reader in READERS:
