@@ -62,7 +62,7 @@ def read_event(data: bytes, reader: str = "chat", name: str = "") -> EventFact:
     >>> read_event(b'{"choices": [{"delta": {"content": "a"}}]}').text
     'a'
     """
-    if data.strip() == b"[DONE]":
+    if data[:1] != b"{" and data.strip() == b"[DONE]":
         return EventFact(done=True)
     value, malformed = _load(data)
     if not isinstance(value, dict):
@@ -102,6 +102,8 @@ def _text(value: Any) -> str:
     """Return a field's text: a string, or the texts of a list of content parts."""
     if isinstance(value, str):
         return value
+    if not value:
+        return ""
     return "".join(_text(part.get("text")) for part in _objects(value))
 
 
@@ -116,7 +118,9 @@ def _count(source: Json, *names: str) -> int | None:
 
 def read_usage(value: Any) -> Usage | None:
     """Read a usage object under OpenAI's old and new names and DeepSeek's; None when it counts nothing."""
-    source = _object(value)
+    if not value or not isinstance(value, dict):
+        return None
+    source: Json = value
     prompt = _object(source.get("prompt_tokens_details") or source.get("input_tokens_details"))
     output = _object(source.get("completion_tokens_details") or source.get("output_tokens_details"))
     usage = Usage(
@@ -126,6 +130,10 @@ def read_usage(value: Any) -> Usage | None:
         reasoning_tokens=_count({**source, **output}, "reasoning_tokens"),
     )
     return None if usage.prompt_tokens is None and usage.output_tokens is None else usage
+
+
+def _timings(value: Json) -> dict[str, Any] | None:
+    return dict(_object(value.get("timings"))) or None
 
 
 def _finish(fact: EventFact, index: int, reason: Any) -> None:
@@ -138,12 +146,18 @@ def _finish(fact: EventFact, index: int, reason: Any) -> None:
 
 def _read_message(message: Json, fact: EventFact) -> None:
     """Read a chat delta or message: the same names in both."""
-    fact.text += _text(message.get("content")) + _text(message.get("refusal"))
-    # Some servers send the same thought under two names: it counts once.
-    thoughts = (_text(message.get(name)) for name in ("reasoning_content", "reasoning", "thinking"))
-    fact.reasoning += next((thought for thought in thoughts if thought), "")
-    fact.reasoning += "".join(_text(part.get("thinking")) for part in _objects(message.get("content")))
-    fact.tool = fact.tool or bool(message.get("tool_calls") or message.get("function_call"))
+    thought = ""
+    for name, value in message.items():  # most hold one field: asking for each by name would cost more
+        if not value:
+            continue
+        if name in ("content", "refusal"):
+            fact.text += _text(value)
+            thought = thought or "".join(_text(part.get("thinking")) for part in _objects(value))
+        elif name in ("reasoning_content", "reasoning", "thinking"):
+            thought = thought or _text(value)  # some servers send one thought under two names
+        elif name in ("tool_calls", "function_call"):
+            fact.tool = True
+    fact.reasoning += thought
 
 
 def _read_choices(value: Json, fact: EventFact) -> None:
@@ -152,10 +166,11 @@ def _read_choices(value: Json, fact: EventFact) -> None:
         fact.choices += 1
         fact.text += _text(choice.get("text"))
         _read_message(_object(choice.get("delta") or choice.get("message")), fact)
-        index = _count(choice, "index")
-        _finish(fact, position if index is None else index, choice.get("finish_reason"))
+        if choice.get("finish_reason"):
+            index = _count(choice, "index")
+            _finish(fact, position if index is None else index, choice["finish_reason"])
     fact.usage = read_usage(value.get("usage"))
-    fact.timings = dict(_object(value.get("timings"))) or None
+    fact.timings = _timings(value)
 
 
 def _read_response(value: Json, fact: EventFact) -> None:
@@ -174,7 +189,7 @@ def _read_response(value: Json, fact: EventFact) -> None:
     whole = value.get("object") == "response"
     response = value if whole else _object(value.get("response"))
     fact.usage = read_usage(response.get("usage"))
-    fact.timings = dict(_object(value.get("timings"))) or None  # llama.cpp's
+    fact.timings = _timings(value)  # llama.cpp's
     if kind == "error":
         fact.error = error_of(value, named=True)
     elif kind == "response.failed" or response.get("status") == "failed":
@@ -205,7 +220,7 @@ def _read_llamacpp(value: Json, fact: EventFact) -> None:
     """Read llama.cpp's `/completion`: a token an event, then one event with `stop` and the counts."""
     fact.choices = 1
     fact.text = _text(value.get("content"))
-    fact.timings = dict(_object(value.get("timings"))) or None
+    fact.timings = _timings(value)
     if value.get("stop") is not True:
         return
     fact.done = True

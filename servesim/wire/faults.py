@@ -27,7 +27,7 @@ def error_of(value: Mapping[str, Any], *, named: bool = False) -> ErrorFact | No
     that a bare `message` or `detail` is one.
     """
     error = value.get("error")
-    if isinstance(error, Mapping):
+    if isinstance(error, dict):
         return ErrorFact(_message(error), _short(error.get("type")), _short(error.get("code")))
     if isinstance(error, str) and error:  # Ollama, TGI (with its error_type)
         return ErrorFact(_one_line(error), _short(value.get("error_type")))
