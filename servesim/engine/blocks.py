@@ -22,7 +22,7 @@ It does not know time, steps or budgets: the engine tells it where the decode cl
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from servesim.workload.requests import OPEN_END, Content
@@ -86,6 +86,7 @@ class BlockPool:
 
     __slots__ = (
         "_chains",
+        "_holders",
         "_lru",
         "_unhittable",
         "block_size",
@@ -95,11 +96,16 @@ class BlockPool:
         "keyless",
         "keyless_to_front",
         "num_blocks",
-        "running",
     )
 
     def __init__(
-        self, num_blocks: int, block_size: int = 16, *, keyless_to_front: bool = True, key_lag: int = 0
+        self,
+        num_blocks: int,
+        block_size: int = 16,
+        *,
+        keyless_to_front: bool = True,
+        key_lag: int = 0,
+        holders: Mapping[int, Sequence] | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -108,7 +114,7 @@ class BlockPool:
         self.keyless = num_blocks  # free blocks in front of the queue
         self.cached = 0  # free blocks in `_lru`
         self.evictions = 0  # blocks with a key that were taken for new content
-        self.running: dict[int, Sequence] = {}  # by order; whoever holds blocks is in it
+        self._holders = {} if holders is None else holders  # whoever holds blocks is in it
         self._lru: OrderedDict[Extent, None] = OrderedDict()
         self._unhittable: Extent | None = None  # the youngest extent, if nobody can hit it: the next one joins it
         self._chains: dict[int, Chain] = {}
@@ -267,7 +273,10 @@ class BlockPool:
             if chain.tips:
                 self._catch_up(chain, tick, order)
         if keyed > sequence.keyed:
-            self._key(sequence, keyed)
+            if sequence.segments:
+                self._key(sequence, keyed)
+            else:
+                sequence.keyed = keyed
 
     def follow(self, sequence: Sequence) -> None:
         """From now on `sequence` decodes: chains that it still fills are brought up to date on demand."""
@@ -293,7 +302,11 @@ class BlockPool:
         """Give back all `blocks` of `sequence`, last to first; those that keep a key can be hit until taken."""
         keyed = sequence.keyed
         segments = sequence.segments
-        own = segments[-1][1] if segments else 0  # from this block on nobody else can hit
+        if not segments:
+            self.give(blocks, keyed)
+            sequence.keyed = 0
+            return
+        own = segments[-1][1]  # from this block on nobody else can hit
         private = keyed - own if keyed > own else 0
         self.give(blocks - keyed + private, private)
         sequence.keyed = 0
@@ -381,7 +394,7 @@ class BlockPool:
     def _break_up(self, chain: Chain) -> None:
         """Turn `chain` into single blocks: one of them is about to exist twice."""
         table = [[Block(index, 0)] for index in range(chain.start, chain.alive)]
-        for sequence in self.running.values():
+        for sequence in self._holders.values():
             for mine, end in sequence.segments:
                 depth = min(end, sequence.keyed)
                 if mine is chain and depth > chain.start:

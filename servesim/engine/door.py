@@ -9,7 +9,7 @@ from operator import add
 from typing import TYPE_CHECKING
 
 from servesim.engine.sequence import Sequence
-from servesim.records import Outcome
+from servesim.records import Outcome, Records
 from servesim.workload.requests import Requests
 
 if TYPE_CHECKING:
@@ -27,6 +27,24 @@ def producible(requests: Requests, max_model_len: int | None) -> array[int]:
     return array("q", [min(output, max_model_len - prompt) for prompt, output in asked])
 
 
+def write_tokens(
+    records: Records, end_s: array[float], index: int, pieces: list[tuple[int, int]], outputs: int, deadline: float
+) -> None:
+    """Record the tokens that a client had before it left: all `outputs`, but for one that may have come too late."""
+    start, last = pieces[-1]
+    if end_s[last] > deadline:
+        outputs -= 1
+        pieces.pop()
+        if start < last:
+            records.abandoned.append((last - 1, last))
+            pieces.append((start, last - 1))
+    records.output_tokens[index] = outputs
+    records.first[index] = pieces[0][0] if pieces else -1
+    records.last[index] = pieces[-1][1] if pieces else -1
+    if len(pieces) > 1:
+        records.pieces[index] = pieces
+
+
 class Door:
     """Between a workload and an engine. `wake` is the next moment at which somebody comes or leaves by himself.
 
@@ -42,9 +60,8 @@ class Door:
         self._deadlines: deque[tuple[float, int, int]] = deque()  # (time, index, attempt)
         self._attempts: dict[int, int] = {}  # of the requests that a deadline stands for: the attempt in flight
         self._keyed = engine.policy.admission is not None
-        self._observed = engine.observer is not None
+        self._watch = engine.watch
         self.taken = 0  # requests that have arrived, retries not counted
-        self.arrived: list[int] = []  # for the observer: since the last schedule
         self.queued_tokens = 0  # prompts of those in `waiting` that were never admitted
         self.counting = config.max_num_queued_tokens is not None
         self._screened = (
@@ -89,8 +106,8 @@ class Door:
             else:
                 engine.waiting.extend(batch)
                 self.taken += len(batch)
-                if self._observed:
-                    self.arrived.extend(batch)
+                if self._watch is not None:
+                    self._watch.arrived.extend(batch)
         if self._keyed:
             engine.blocked = False
         self.reset_wake()
@@ -111,15 +128,18 @@ class Door:
         """Return those whose clients had left before this moment, at which they had their last token."""
         if self._timeout_s is None:
             return []
-        arrival_s, now, timeout_s = self._workload.requests.arrival_s, self._engine.now, self._timeout_s
-        return [sequence for sequence in sequences if arrival_s[sequence.index] + timeout_s < now]
+        return [sequence for sequence in sequences if self.deadline(sequence.index) < self._engine.now]
 
-    def close(self, until: float) -> None:
-        """Let go of those whose clients have left by `until`; fill in when the others were sent."""
+    def deadline(self, index: int) -> float:
+        """Return when the client of the attempt in flight leaves, in seconds."""
+        return math.inf if self._timeout_s is None else self._workload.requests.arrival_s[index] + self._timeout_s
+
+    def close(self) -> None:
+        """Let go of those whose clients have left by the end of the run; fill in when the others were sent."""
         engine, requests = self._engine, self._workload.requests
         records = engine.records
         if self._deadlines:
-            self._expire(until)
+            self._expire(engine.until)
         if not self._screened:
             records.sent_s = requests.arrival_s[:]
             if self.taken < len(requests):
@@ -166,14 +186,14 @@ class Door:
             return
         if self._timeout_s is not None:
             attempt = records.attempts.get(index, 1)
-            deadline = due + self._timeout_s
+            deadline = self.deadline(index)
             if deadline <= now:
                 self._fail(index, deadline, TIMEOUT)
                 return
             self._attempts[index] = attempt
             self._deadlines.append((deadline, index, attempt))
-        if self._observed:
-            self.arrived.append(index)
+        if self._watch is not None:
+            self._watch.arrived.append(index)
         engine.waiting.append(index)
         self.queued_tokens += prompt
 
@@ -186,7 +206,7 @@ class Door:
                 continue
             sequence = next((s for s in engine.running.values() if s.index == index), None)
             if sequence is not None:
-                if engine.ends_in_time(sequence):
+                if sequence in engine.ended:
                     continue
                 engine.abort(sequence)
             else:
@@ -199,28 +219,9 @@ class Door:
                 engine.blocked = False
             del self._attempts[index]
             if sequence is not None and sequence.outputs:
-                self._note_tokens(sequence, deadline)
+                pieces = engine.records.pieces.pop(index)
+                write_tokens(engine.records, engine.log.end_s, index, pieces, sequence.outputs, deadline)
             self._fail(index, deadline, TIMEOUT)
-
-    def _note_tokens(self, sequence: Sequence, deadline: float) -> None:
-        """Record the tokens that a client had before it left: all, but for one that may have come too late."""
-        records, index, end_s = self._engine.records, sequence.index, self._engine.log.end_s
-        pieces = records.pieces.pop(index)
-        outputs = sequence.outputs
-        start, last = pieces.pop()
-        if end_s[last] > deadline:
-            outputs -= 1
-            if start < last:
-                records.abandoned.append((last - 1, last))
-                last -= 1
-                pieces.append((start, last))
-        else:
-            pieces.append((start, last))
-        records.output_tokens[index] = outputs
-        records.first[index] = pieces[0][0] if pieces else -1
-        records.last[index] = pieces[-1][1] if pieces else -1
-        if len(pieces) > 1:
-            records.pieces[index] = pieces
 
     def _fail(self, index: int, at: float, error: str) -> None:
         """Close the record of a request that was refused or given up, unless its client comes back."""

@@ -21,12 +21,15 @@ import math
 from array import array
 from collections.abc import Callable, Iterable
 from itertools import accumulate, repeat
-from operator import attrgetter, mul
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from servesim.engine.blocks import BlockPool
+from servesim.engine.closing import close
 from servesim.engine.config import RULES, EngineConfig
+from servesim.engine.decoding import Decoding
 from servesim.engine.door import Door, producible
+from servesim.engine.observation import Observation, StepWatch
 from servesim.engine.policy import POLICIES, waiting_queue
 from servesim.engine.sequence import DECODE, ENDED, PREFILL, WAITING, Sequence
 from servesim.errors import RunError
@@ -35,9 +38,6 @@ from servesim.workload.workload import Workload
 
 if TYPE_CHECKING:
     from servesim.cost.model import CostModel
-
-Observation = dict[str, Any]
-"""One step as an observer sees it: the keys of the golden traces, with request indices for ids."""
 
 Chunk = tuple[Sequence, int]
 """Tokens of a prompt, or of what a preemption threw away, that one step computes."""
@@ -51,8 +51,8 @@ FEW = 4
 class Engine:
     """One engine under `config`, fed by `workload`, with step times from `cost`.
 
-    `advance(until)` runs every step that starts before `until`. An `observer` is called after each step with an
-    `Observation`; it changes nothing but the speed. `records`, `log` and `totals` hold what has happened so far.
+    `advance(until)` runs every step that starts before `until`; `run()` then gives the run. An `observer` is called
+    after each step with an `Observation`; it changes nothing but the speed.
     """
 
     def __init__(
@@ -67,51 +67,42 @@ class Engine:
         self.config = config
         self.cost = cost
         self.workload = workload
-        self.observer = observer
         self.rules = RULES[config.rules]
         self.policy = POLICIES[config.policy]
+        self.watch = None if observer is None else StepWatch(observer)
         self.now = 0.0
-        self._until = math.inf  # how far it was last told to advance
+        self.until = math.inf  # how far it was last told to advance
         self.records = Records(len(requests))
         self.log = StepLog()
         self.totals = EngineTotals(num_blocks=config.num_blocks)
         self.targets = producible(requests, config.max_model_len)
-        self.waiting = waiting_queue(self.policy, requests, self.targets)
         self.running: dict[int, Sequence] = {}  # by order of admission
+        self.waiting = waiting_queue(self.policy, requests, self.targets)
+        self.blocked = False  # the head of `waiting` cannot enter until something changes
+        self.decoding = Decoding(config.block_size)
+        self.prefilling: list[Sequence] = []  # running, in mid-prefill, in their order
+        self.ended: list[Sequence] = []  # asynchronous: last token sampled, not yet released
+        self.stalled: set[Sequence] = set()  # decoding, but left out of the last step
         self.pool = BlockPool(
             config.num_blocks,
             config.block_size,
             keyless_to_front=self.rules.keyless_to_front or not config.prefix_caching,
             key_lag=int(config.async_scheduling),
+            holders=self.running,
         )
-        self.pool.running = self.running
         self.door = Door(self)
-        self.blocked = False  # the head of `waiting` cannot enter until something changes
         self._contents = requests.content if config.prefix_caching else None
         self._admitted = 0  # admissions so far: the next sequence's order
-        self._prefilling: list[Sequence] = []  # running, in mid-prefill, in their order
-        self._ended: list[Sequence] = []  # asynchronous: last token sampled, not yet released
-        self._stalled: set[Sequence] = set()  # decoding, but left out of the last step
-        self._unordered = config.long_prefill_token_threshold > 0  # sequences may end out of their order
-        # The decoding sequences, none of them visited.
-        self._decoding = 0
-        self._context = 0  # sum of `computed`
-        self._tick = 0
-        self._buckets: dict[int, list[Sequence]] = {}  # by the tick of the last token
-        self._needs = [0] * config.block_size  # how many need a block, by tick modulo block size
-        self._lone: list[float] = []  # seconds of a step of one sequence, by its context
-        # What an observer is told of a step.
-        self._preempted: list[Sequence] = []
-        self._admissions: list[tuple[Sequence, int, int]] = []
-        self._resumed: set[Sequence] = set()
-        self._steps_observed = 0
+        self._unordered = config.long_prefill_token_threshold > 0  # sequences may finish out of their order
+        self._preempted: list[Sequence] = []  # in this step
+        self._lone_s: list[float] = []  # seconds of a step of one decoding sequence, by its context
 
     # The clock
 
     def advance(self, until: float = math.inf) -> None:
         """Run every step that starts before `until`, or until nothing is left to do."""
-        door = self.door
-        self._until = until
+        door, decoding = self.door, self.decoding
+        self.until = until
         while self.now < until:
             if self.now >= door.wake:
                 door.open()
@@ -122,15 +113,33 @@ class Engine:
                 self.now = max(self.now, door.wake)
                 self.log.starts[len(self.log)] = self.now
             elif (
-                not self._decoding
-                or self._prefilling
-                or self._ended
-                or self._stalled
+                not decoding.count
+                or self.prefilling
+                or self.ended
+                or self.stalled
                 or (self.waiting and not self.blocked)
-                or self.observer is not None
+                or self.watch is not None
                 or not self._steady(min(until, door.wake))
             ):
                 self._step()
+
+    def run(self, config: dict[str, Any] | None = None) -> Run:
+        """Close the records of an engine that has been advanced as far as it shall be, and return its run.
+
+        `config` is the effective configuration that the run is to carry.
+        """
+        released, self.ended = self.ended, []
+        self._release(released)
+        self.door.close()
+        return close(self, config or {})
+
+    def abort(self, sequence: Sequence) -> None:
+        """End a running sequence whose client has left: its blocks are free at once."""
+        if sequence.state == ENDED:
+            self.records.pieces.setdefault(sequence.index, [(sequence.piece, len(self.log) - 1)])
+        self._interrupt(sequence, len(self.log))
+
+    # Steps in which nothing but decoding happens
 
     def _steady(self, until: float) -> bool:
         """Run steps in which every decoding sequence takes one token and nothing else happens.
@@ -138,14 +147,14 @@ class Engine:
         Stops after a step that ends a sequence or reaches `until`. Returns False, having done nothing, if not even the
         first step finds its blocks.
         """
-        count, context, tick, now = self._decoding, self._context, self._tick, self.now
+        decoding, pool, log = self.decoding, self.pool, self.log
+        count, context, tick, now = decoding.count, decoding.context, decoding.tick, self.now
         if count <= FEW and self._glide(until):
             return True
-        pool, log = self.pool, self.log
         end_s, decodes, kv_blocks = log.end_s, log.decodes, log.kv_blocks
-        needs, block_size, buckets, seconds = self._needs, self.config.block_size, self._buckets, self.cost.decode
+        needs, buckets, block_size, seconds = decoding.needs, decoding.buckets, decoding.block_size, self.cost.decode
         used = pool.used
-        start_tick = tick
+        start = tick
         while True:
             need = needs[tick % block_size]
             if need:
@@ -164,12 +173,12 @@ class Engine:
             kv_blocks.append(used)
             if tick in buckets or now >= until:
                 break
-        if tick == start_tick:
+        if tick == start:
             return False
-        self._context, self._tick, self.now = context, tick, now
-        self._count_decodes(count * (tick - start_tick))
+        decoding.context, decoding.tick, self.now = context, tick, now
+        self._count_decodes(count * (tick - start))
         if tick in buckets:
-            self._sample(len(end_s) - 1, count, [])
+            self._sample(len(end_s) - 1, [])
         return True
 
     def _glide(self, until: float) -> bool:
@@ -177,92 +186,95 @@ class Engine:
 
         Returns False, having done nothing, if the stretch may run short of blocks without a key.
         """
-        log, pool, count, context, tick = self.log, self.pool, self._decoding, self._context, self._tick
-        block_size = self.config.block_size
-        steps = min(self._buckets) - tick
+        decoding, pool, log = self.decoding, self.pool, self.log
+        count, context, tick, block_size = decoding.count, decoding.context, decoding.tick, decoding.block_size
+        steps = min(decoding.buckets) - tick
         if (steps // block_size + 1) * count > pool.keyless:
             return False
         if count == 1:
-            lone = self._lone
-            if len(lone) <= context + steps:
-                lone.extend(map(self.cost.decode, repeat(1), range(len(lone), context + steps + 1)))
-            durations: Iterable[float] = lone[context + 1 : context + steps + 1]
+            lone_s = self._lone_s
+            if len(lone_s) <= context + steps:
+                lone_s.extend(map(self.cost.decode, repeat(1), range(len(lone_s), context + steps + 1)))
+            durations_s: Iterable[float] = lone_s[context + 1 : context + steps + 1]
         else:
             contexts = range(context + count, context + count * steps + 1, count)
-            durations = map(self.cost.decode, repeat(count), contexts)
-        ends = list(accumulate(durations, initial=self.now))
-        if ends[-1] >= until:
-            steps = next(step for step in range(1, steps + 1) if ends[step] >= until)
-            del ends[steps + 1 :]
+            durations_s = map(self.cost.decode, repeat(count), contexts)
+        ends_s = list(accumulate(durations_s, initial=self.now))
+        if ends_s[-1] >= until:
+            steps = next(step for step in range(1, steps + 1) if ends_s[step] >= until)
+            del ends_s[steps + 1 :]
         phase = tick % block_size
-        cycle = self._needs[phase:] + self._needs[:phase]
+        cycle = decoding.needs[phase:] + decoding.needs[:phase]
         used = list(accumulate((cycle * (steps // block_size + 1))[:steps], initial=pool.used))
         pool.keyless -= used[-1] - used[0]
-        log.end_s.extend(array("d", ends[1:]))
+        log.end_s.extend(array("d", ends_s[1:]))
         log.kv_blocks.extend(array("i", used[1:]))
         log.decodes.extend(array("i", (count,)) * steps)
-        self.now = ends[-1]
-        self._context += count * steps
-        self._tick += steps
+        self.now = ends_s[-1]
+        decoding.context += count * steps
+        decoding.tick += steps
         self._count_decodes(count * steps)
-        if self._tick in self._buckets:
-            self._sample(len(log) - 1, count, [])
+        if decoding.tick in decoding.buckets:
+            self._sample(len(log) - 1, [])
         return True
+
+    def _count_decodes(self, tokens: int) -> None:
+        self.totals.scheduled += tokens
+        self.totals.computed_tokens += tokens
 
     # One step
 
     def _step(self) -> None:
         """Schedule one step, let its time pass, process its output."""
-        config, pool, log = self.config, self.pool, self.log
+        config, decoding, pool, log = self.config, self.decoding, self.pool, self.log
         step = len(log.end_s)
         threshold = config.long_prefill_token_threshold
         if threshold and self.rules.threshold_spares_lone and len(self.running) + len(self.waiting) == 1:
             threshold = 0
         budget = config.max_num_batched_tokens
-        served, context, rejoined = self._decoding, self._context + self._decoding, 0
+        served, context, rejoined = decoding.count, decoding.context + decoding.count, 0
         chunks: list[Chunk] = []
         self._preempted = []
 
-        need = self._needs[self._tick % config.block_size] if served else 0
-        if not self._stalled and self._plan_prefills(chunks, budget - served, threshold, pool.free - need):
+        need = decoding.blocks_needed()
+        if not self.stalled and self._plan_prefills(chunks, budget - served, threshold, pool.free - need):
             pool.take(need)
             budget -= served
             for sequence, tokens in chunks:
                 budget -= tokens
-                self._compute(sequence, tokens, sequence.order)
+                self._compute(sequence, tokens)
         else:
             chunks.clear()
             served, context, rejoined, budget = self._contend(chunks, step, budget, threshold)
         if self.waiting and budget > 0 and not self._preempted and not self.blocked:
             self._admit(chunks, budget, threshold)
-        log.kv_blocks.append(pool.used)
-        report = self._observe_schedule(served, chunks) if self.observer is not None else None
+        used = pool.used
+        if self.watch is not None:
+            self.watch.scheduled(self, served, chunks, self._preempted)
 
-        released, self._ended = self._ended, []
+        released, self.ended = self.ended, []  # asynchronous: the output of the step before
         if released:
             self._release(released)
+        finished: list[Sequence] = []
         if served or chunks:
             if chunks:
                 self._log_chunks(step, chunks)
                 seconds = self.cost.step(served, context, [(new, sequence.computed) for sequence, new in chunks])
             else:
                 seconds = self.cost.decode(served, context)
-            log.decodes.append(served - rejoined)
-            self.totals.scheduled += len(chunks)
-            if served:
-                self._count_decodes(served)
-                self._tick += 1
-                self._context += served
             self.now += seconds
             log.end_s.append(self.now)
-            finished = self._sample(step, served, chunks)
-        else:
-            log.kv_blocks.pop()
-            finished = []
-            if not released and not self._preempted:
-                raise self._standstill()
-        if report is not None:
-            self._report(report, released if config.async_scheduling else finished)
+            log.decodes.append(served - rejoined)
+            log.kv_blocks.append(used)
+            if served:
+                self._count_decodes(served)
+                decoding.advance()
+            finished = self._sample(step, chunks)
+        elif not released and not self._preempted:
+            raise self._standstill()
+        if self.watch is not None:
+            self.watch.done(self, released if config.async_scheduling else finished)
+            self.door.reset_wake()  # an observer may count steps for a workload that goes by them
 
     def _plan_prefills(self, chunks: list[Chunk], budget: int, threshold: int, free: int) -> bool:
         """Put into `chunks` what running prefills get; False if blocks, or tokens in the midst of `running`, run short.
@@ -270,7 +282,7 @@ class Engine:
         Without a threshold at most one running sequence is in mid-prefill, and it is the youngest.
         """
         block_size = self.config.block_size
-        for sequence in self._prefilling:
+        for sequence in self.prefilling:
             tokens = sequence.prompt + sequence.outputs - sequence.computed
             if 0 < threshold < tokens:
                 tokens = threshold
@@ -284,15 +296,13 @@ class Engine:
                 chunks.append((sequence, tokens))
         return free >= 0
 
-    def _contend(
-        self, chunks: list[Chunk], step: int, budget: int, threshold: int
-    ) -> tuple[int, int, int, int]:
+    def _contend(self, chunks: list[Chunk], step: int, budget: int, threshold: int) -> tuple[int, int, int, int]:
         """Serve `running` one by one where blocks or tokens run short, preempting until the blocks suffice.
 
         Returns how many decoding sequences are served, the sum of their contexts, how many of them had been left out
         of the step before, and the budget that is left.
         """
-        block_size, pool, tick = self.config.block_size, self.pool, self._tick
+        block_size, pool, tick = self.config.block_size, self.pool, self.decoding.tick
         running = list(self.running.values())
         served: dict[Sequence, int] = {}
         position = 0
@@ -310,35 +320,34 @@ class Engine:
                     tokens = threshold
                 tokens = min(tokens, budget)
             need = -(-(computed + tokens) // block_size) + -computed // block_size
-            while need > pool.free:
+            while need > pool.free and sequence.state != WAITING:
                 victim = self._pick_victim(running)
-                place = running.index(victim)
-                del running[place]
-                if place < position:
-                    position -= 1
+                running.remove(victim)
                 undone = served.pop(victim, 0)
-                budget += undone
+                if undone:
+                    budget += undone
+                    position -= 1
                 self._preempt(victim, step, undone, sequence.order - 1)
-                if victim is sequence:
-                    break
-            if sequence.state == WAITING:
+            if sequence.state == WAITING:  # it was its own victim: the loop over `running` ends
                 break
             if sequence.state == DECODE:
                 pool.take(need)
             else:
-                self._compute(sequence, tokens, sequence.order)
+                self._compute(sequence, tokens)
             served[sequence] = tokens
             budget -= tokens
             position += 1
+
         decoding = [sequence for sequence in served if sequence.state == DECODE]
         chunks.extend((sequence, tokens) for sequence, tokens in served.items() if sequence.state == PREFILL)
-        rejoined = sum(sequence in self._stalled for sequence in decoding)
+        context = sum(sequence.base + tick + 1 for sequence in decoding)
+        rejoined = sum(sequence in self.stalled for sequence in decoding)
         if served:
             left_out = [sequence for sequence in running if sequence.state == DECODE and sequence not in served]
             for sequence in left_out:
                 self._stall(sequence, step, bool(decoding))
-            self._stalled = set(left_out)
-        return len(decoding), sum(sequence.base + tick + 1 for sequence in decoding), rejoined, budget
+            self.stalled = set(left_out)
+        return len(decoding), context, rejoined, budget
 
     def _pick_victim(self, running: list[Sequence]) -> Sequence:
         key = self.policy.victim
@@ -347,29 +356,28 @@ class Engine:
         requests, targets = self.workload.requests, self.targets
         return max(running, key=lambda sequence: key(requests, targets, sequence.index))
 
-    def _compute(self, sequence: Sequence, tokens: int, order: int) -> None:
+    def _compute(self, sequence: Sequence, tokens: int) -> None:
         """Take the blocks for the next `tokens` of a running prefill and give the full ones their keys."""
         block_size = self.config.block_size
-        computed = sequence.computed
-        sequence.computed = after = computed + tokens
-        self.pool.take(-(-after // block_size) + -computed // block_size)
+        before, after = sequence.computed, sequence.computed + tokens
+        sequence.computed = after
+        self.pool.take(-(-after // block_size) + -before // block_size)
         if self.config.prefix_caching:
-            if sequence.segments:
-                self.pool.give_keys(sequence, after // block_size, self._tick + 1, order)
-            sequence.keyed = after // block_size
+            self.pool.give_keys(sequence, after // block_size, self.decoding.tick + 1, sequence.order)
 
     def _admit(self, chunks: list[Chunk], budget: int, threshold: int) -> None:
         """Admit from the head of `waiting` until seats, budget or blocks end; the head blocks everybody behind it."""
         config, pool, running, waiting, records = self.config, self.pool, self.running, self.waiting, self.records
         prompts, targets, contents = self.workload.requests.prompt_tokens, self.targets, self._contents
-        block_size, caching, door, totals = config.block_size, config.prefix_caching, self.door, self.totals
+        block_size, caching, max_num_seqs = config.block_size, config.prefix_caching, config.max_num_seqs
+        door, totals, tick = self.door, self.totals, self.decoding.tick + 1
         whole = self.rules.whole_sequence_must_fit and config.reserve_full_isl
         while waiting and budget > 0:
-            if len(running) >= config.max_num_seqs:
+            if len(running) >= max_num_seqs:
                 self.blocked = True
                 return
             head = waiting[0]
-            if head.__class__ is int:
+            if isinstance(head, int):
                 length = prompts[head]
                 sequence = None
                 if contents is not None and contents[head]:
@@ -380,7 +388,7 @@ class Engine:
                 length = sequence.prompt + sequence.outputs
             hits = lying = 0
             if sequence is not None and sequence.segments:
-                hits, lying = pool.look_up(sequence, self._tick + 1)
+                hits, lying = pool.look_up(sequence, tick)
             cached = hits * block_size
             tokens = length - cached
             if 0 < threshold < tokens:
@@ -404,23 +412,21 @@ class Engine:
 
             waiting.popleft()
             if sequence is None:
-                sequence = Sequence(head, length, targets[head])
+                sequence = Sequence(head, length, targets[head])  # type: ignore[arg-type]
+            if self.watch is not None:
+                self.watch.admissions.append((sequence, sequence.state == WAITING, length, cached))
             self._admitted = order = self._admitted + 1
             sequence.order = order
             running[order] = sequence
-            index = sequence.index
-            if self.observer is not None:
-                self._admissions.append((sequence, length, cached))
             if sequence.state == WAITING:
                 self._resume(sequence, cached)
             else:
-                records.admitted_s[index] = self.now
-                if door.counting:
-                    door.queued_tokens -= length
+                records.admitted_s[sequence.index] = self.now
+                door.queued_tokens -= length
                 if caching:
                     totals.looked_up_tokens += length
                     if hits:
-                        records.cached_tokens[index] = cached
+                        records.cached_tokens[sequence.index] = cached
                         totals.hit_tokens += cached
                         totals.saved_tokens += cached
             if hits:
@@ -431,11 +437,9 @@ class Engine:
                 pool.take(first)
             sequence.computed = after
             if caching:
-                if sequence.segments:
-                    pool.give_keys(sequence, after // block_size, self._tick + 1)
-                sequence.keyed = after // block_size
-            if tokens < length - cached:
-                self._prefilling.append(sequence)
+                pool.give_keys(sequence, after // block_size, tick)
+            if after < length:
+                self.prefilling.append(sequence)
             chunks.append((sequence, tokens))
             budget -= tokens
 
@@ -444,164 +448,120 @@ class Engine:
         spans = self.records.preempted[sequence.index]
         spans[-1] = spans[-1][0], self.now
         self.totals.saved_tokens += max(0, cached - sequence.high_water)
-        self._resumed.add(sequence)
 
     def _may_still_hit(self, sequence: Sequence | None, chunks: list[Chunk]) -> bool:
         """Tell whether a blocked head may find more blocks without anything being released."""
         if sequence is None or not sequence.segments:
             return False
-        return bool(chunks or self._prefilling) or any(chain.tips for chain, _ in sequence.segments)
+        return bool(chunks or self.prefilling) or any(chain.tips for chain, _ in sequence.segments)
 
     def _tokens_in_flight(self) -> int:
         """Return the sum of `length` over running sequences, tokens on their way counted as known."""
-        total = self._context + self._decoding
-        for sequence in self.running.values():
-            if sequence.state != DECODE:
-                total += sequence.prompt + sequence.outputs
+        total = self.decoding.context + self.decoding.count
+        if self.decoding.count < len(self.running):
+            for sequence in self.running.values():
+                if sequence.state != DECODE:
+                    total += sequence.prompt + sequence.outputs
         return total
 
     def _log_chunks(self, step: int, chunks: list[Chunk]) -> None:
-        total = 0
+        total = recomputed = 0
         for sequence, tokens in chunks:
             total += tokens
-            after = sequence.computed
-            if after > sequence.high_water:
-                self.totals.recomputed_tokens += max(0, sequence.high_water - after + tokens)
+            after, high_water = sequence.computed, sequence.high_water
+            if high_water:
+                recomputed += max(0, min(after, high_water) - after + tokens)
+            if after > high_water:
                 sequence.high_water = after
-            else:
-                self.totals.recomputed_tokens += tokens
-        log = self.log.prefill_tokens
-        log.frombytes(bytes(log.itemsize * (step - len(log))))
+        log, totals = self.log.prefill_tokens, self.totals
+        if len(log) < step:
+            log.frombytes(bytes(log.itemsize * (step - len(log))))
         log.append(total)
-        self.totals.computed_tokens += total
+        totals.scheduled += len(chunks)
+        totals.computed_tokens += total
+        totals.recomputed_tokens += recomputed
 
-    def _sample(self, step: int, served: int, chunks: list[Chunk]) -> list[Sequence]:
+    def _sample(self, step: int, chunks: list[Chunk]) -> list[Sequence]:
         """Let every sequence whose `computed` reached its `length` have its token; return those that are finished."""
-        tick = self._tick
-        finished = self._buckets.pop(tick, []) if served else []
-        if finished:
-            self._leave_decode(finished, step)
-        if chunks:
-            buckets, needs, block_size = self._buckets, self._needs, self.config.block_size
-            for sequence, _ in chunks:
-                computed = sequence.computed
-                if computed < sequence.prompt + sequence.outputs:
-                    continue
-                if sequence in self._prefilling:
-                    self._prefilling.remove(sequence)
-                sequence.outputs = outputs = sequence.outputs + 1
-                sequence.piece = step
-                if outputs == 1:
-                    self.records.first[sequence.index] = step
-                else:
-                    self._join_pieces(sequence, step)
-                last = tick + sequence.target - outputs
-                if last == tick:
-                    self._last_token(sequence, step)
-                    finished.append(sequence)
-                    continue
-                sequence.state = DECODE
-                sequence.base = computed - tick
-                sequence.finish_tick = last
-                if last in buckets:
-                    buckets[last].append(sequence)
-                else:
-                    buckets[last] = [sequence]
-                needs[(tick - computed) % block_size] += 1
-                self._decoding += 1
-                self._context += computed
+        decoding, records, prefilling = self.decoding, self.records, self.prefilling
+        finished = decoding.pop_finished() if decoding.tick in decoding.buckets else []
+        for sequence, _ in chunks:
+            if sequence.computed < sequence.prompt + sequence.outputs:
+                continue
+            if prefilling and sequence in prefilling:
+                prefilling.remove(sequence)
+            sequence.outputs += 1
+            sequence.piece = step
+            if sequence.outputs == 1:
+                records.first[sequence.index] = step
+            else:
+                self._join_pieces(sequence, step)
+            if sequence.outputs == sequence.target:
+                finished.append(sequence)
+            else:
+                decoding.join(sequence)
                 if sequence.segments:
                     self.pool.follow(sequence)
         if finished:
-            self._finish(finished)
+            self._finish(finished, step)
         return finished
 
-    # Decoding sequences come and go
+    def _standstill(self) -> RunError:
+        head = self.waiting[0]
+        index = head if isinstance(head, int) else head.index
+        return RunError(
+            f"request {self.workload.requests.id(index)} can never be admitted: nothing runs and it does not fit "
+            f"({self.pool.free} of {self.pool.num_blocks} blocks free)"
+        )
 
-    def _count_decodes(self, tokens: int) -> None:
-        self.totals.scheduled += tokens
-        self.totals.computed_tokens += tokens
+    # How sequences end, stall and are dropped
 
-    def _leave_decode(self, sequences: list[Sequence], step: int) -> None:
-        """Take sequences that had their last token in `step` out of the count."""
-        tick, needs, block_size = self._tick, self._needs, self.config.block_size
+    def _finish(self, sequences: list[Sequence], step: int) -> None:
+        """Release sequences that had their last token: now, or after the next schedule if that one runs ahead."""
+        if self._unordered and len(sequences) > 1:
+            sequences.sort(key=attrgetter("order"))
+        last, pieces = self.records.last, self.records.pieces
         for sequence in sequences:
-            base = sequence.base
-            needs[-base % block_size] -= 1
-            sequence.computed = computed = base + tick
-            sequence.outputs = sequence.target
-            self._context -= computed
-            self._last_token(sequence, step)
-        self._decoding -= len(sequences)
+            sequence.state = ENDED
+            last[sequence.index] = step
+            if pieces and sequence.index in pieces:
+                pieces[sequence.index].append((sequence.piece, step))
+        late = self.door.too_late(sequences)
+        if late:
+            sequences[:] = [sequence for sequence in sequences if sequence not in late]
+            self._settle(late)
+        if self.config.async_scheduling:
+            self._settle(sequences)
+            self.ended = sequences
+        else:
+            self._release(sequences)
 
-    def _last_token(self, sequence: Sequence, step: int) -> None:
-        records, index = self.records, sequence.index
-        sequence.state = ENDED
-        records.last[index] = step
-        if index in records.pieces:
-            records.pieces[index].append((sequence.piece, step))
+    def _settle(self, sequences: list[Sequence]) -> None:
+        """Give sequences that had their last token, but keep their blocks for now, the keys that are known by now."""
+        if self.config.prefix_caching:
+            for sequence in sequences:
+                known = (sequence.computed - self.pool.key_lag) // self.config.block_size
+                self.pool.settle(sequence, known, self.decoding.tick)
 
-    def _join_pieces(self, sequence: Sequence, step: int) -> None:
-        """Undo the break in a sequence's tokens if it lost no step: it came back after one that took no time."""
-        pieces = self.records.pieces[sequence.index]
-        if pieces[-1][1] == step - 1:
-            sequence.piece, _ = pieces.pop()
-            self.log.decodes[step] += 1
-            if not pieces:
-                del self.records.pieces[sequence.index]
-
-    def _stall(self, sequence: Sequence, step: int, ticking: bool) -> None:
-        """Leave a decoding sequence out of `step`: its clock stands still while the others' ticks."""
-        if sequence.piece < step:
-            self.records.pieces.setdefault(sequence.index, []).append((sequence.piece, step - 1))
-        sequence.piece = step + 1
-        if not ticking:
-            return
-        self.pool.settle_chains(sequence, self._tick)
-        needs, block_size = self._needs, self.config.block_size
-        needs[-sequence.base % block_size] -= 1
-        sequence.base -= 1
-        needs[-sequence.base % block_size] += 1
-        self._unfile(sequence)
-        sequence.finish_tick += 1
-        self._buckets.setdefault(sequence.finish_tick, []).append(sequence)
-        self._unordered = True
-
-    def _unfile(self, sequence: Sequence) -> None:
-        bucket = self._buckets[sequence.finish_tick]
-        bucket.remove(sequence)
-        if not bucket:
-            del self._buckets[sequence.finish_tick]
-
-    def _interrupt(self, sequence: Sequence, step: int, undone: int = 0, before: int = 0) -> None:
-        """Take a sequence that loses its blocks before `step` out of whatever it was doing, and give them back.
-
-        `undone`: tokens that this step had given it already; it has served those whose order is at most `before`.
-        """
-        block_size, pool, tick = self.config.block_size, self.pool, self._tick
-        computed = sequence.computed
-        if sequence.state == DECODE:
-            computed = sequence.base + tick
-            self._needs[-sequence.base % block_size] -= 1
-            self._decoding -= 1
-            self._context -= computed
-            self._unfile(sequence)
-            sequence.outputs = sequence.target - (sequence.finish_tick - tick)
-            if sequence.piece < step:
-                self.records.pieces.setdefault(sequence.index, []).append((sequence.piece, step - 1))
-            self._stalled.discard(sequence)
-            sequence.high_water = max(sequence.high_water, computed)
-            computed += undone
-            if self.config.prefix_caching:
-                pool.settle(sequence, max(sequence.keyed, (computed - pool.key_lag) // block_size), tick + 1, before)
-        elif sequence in self._prefilling:
-            self._prefilling.remove(sequence)
-        sequence.computed = 0
-        if sequence.state != ENDED:
-            pool.keep_for_resume(sequence)
-        self._give_back(sequence, -(-computed // block_size))
-        del self.running[sequence.order]
+    def _release(self, sequences: list[Sequence]) -> None:
+        """Give back seats and blocks of sequences that are done, in the order of scheduling; say so to the workload."""
+        block_size, pool, running, records = self.config.block_size, self.pool, self.running, self.records
+        caching, outcome, output_tokens = self.config.prefix_caching, records.outcome, records.output_tokens
         self.blocked = False
+        for sequence in sequences:
+            computed = sequence.computed
+            if sequence.state == WAITING:  # preempted while its last token was on its way
+                self.waiting.remove(sequence)
+            else:
+                if caching:
+                    pool.settle(sequence, computed // block_size, self.decoding.tick + pool.key_lag)
+                    pool.release(sequence, -(-computed // block_size))
+                else:
+                    pool.keyless -= -computed // block_size
+                del running[sequence.order]
+            outcome[sequence.index] = COMPLETED
+            output_tokens[sequence.index] = sequence.target
+        self.door.left(sequences)
 
     def _preempt(self, victim: Sequence, step: int, undone: int, before: int) -> None:
         """Drop `victim`: its blocks are released, it waits at the front (or by its key) to be computed again."""
@@ -612,153 +572,47 @@ class Engine:
         self.totals.preemptions += 1
         self._preempted.append(victim)
 
-    def _finish(self, sequences: list[Sequence]) -> None:
-        """Release sequences that had their last token: now, or after the next schedule if that one runs ahead."""
-        if self._unordered and len(sequences) > 1:
-            sequences.sort(key=attrgetter("order"))
-        late = self.door.too_late(sequences)
-        if late:
-            sequences[:] = [sequence for sequence in sequences if sequence not in late]
-        if self.config.async_scheduling:
-            self._settle(sequences)
-            self._ended = sequences
-        else:
-            self._release(sequences)
-        self._settle(late)
+    def _interrupt(self, sequence: Sequence, step: int, undone: int = 0, before: int = 0) -> None:
+        """Take a sequence out of `running` before `step` and give back its blocks.
 
-    def _settle(self, sequences: list[Sequence]) -> None:
-        """Give sequences that had their last token, but keep their blocks for now, the keys that are known by now."""
-        if self.config.prefix_caching:
-            for sequence in sequences:
-                known = (sequence.computed - self.pool.key_lag) // self.config.block_size
-                self.pool.settle(sequence, max(sequence.keyed, known), self._tick)
-
-    def _release(self, sequences: list[Sequence]) -> None:
-        """Give back seats and blocks of sequences that are done, in the order of scheduling; say so to the workload."""
-        block_size, pool, running, records = self.config.block_size, self.pool, self.running, self.records
-        caching, outcome = self.config.prefix_caching, records.outcome
-        self.blocked = False
-        for sequence in sequences:
-            computed = sequence.computed
-            if sequence.state == WAITING:  # preempted while its last token was on its way
-                self.waiting.remove(sequence)
-            else:
-                if not caching:
-                    pool.keyless -= -computed // block_size
-                else:
-                    if sequence.segments:
-                        pool.settle(sequence, computed // block_size, self._tick + pool.key_lag)
-                    sequence.keyed = computed // block_size
-                    self._give_back(sequence, -(-computed // block_size))
-                del running[sequence.order]
-            outcome[sequence.index] = COMPLETED
-            records.output_tokens[sequence.index] = sequence.target
-        self.door.left(sequences)
-
-    def _give_back(self, sequence: Sequence, blocks: int) -> None:
-        if sequence.segments:
-            self.pool.release(sequence, blocks)
-        else:
-            self.pool.give(blocks, sequence.keyed)
-            sequence.keyed = 0
-
-    def abort(self, sequence: Sequence) -> None:
-        """End a running sequence whose client has left: its blocks are free at once."""
-        if sequence.state == ENDED and sequence.index not in self.records.pieces:
-            self.records.pieces[sequence.index] = [(sequence.piece, len(self.log) - 1)]
-        self._interrupt(sequence, len(self.log))
-
-    def ends_in_time(self, sequence: Sequence) -> bool:
-        """Tell whether a running sequence had its last token and only waits for its release."""
-        return sequence in self._ended
-
-    def run(self, config: dict[str, Any] | None = None) -> Run:
-        """Close the records of an engine that has been advanced as far as it shall be, and return its run.
-
-        `config` is the effective configuration that the run is to carry.
+        `undone`: tokens that this step had given it already; it has served those whose order is at most `before`.
         """
-        self._release(self._ended)
-        self._ended = []
-        self.door.close(self._until)
-        records, log, totals, requests = self.records, self.log, self.totals, self.workload.requests
-        self._close_unfinished()
-        log.prefill_tokens.frombytes(bytes(log.prefill_tokens.itemsize * (len(log) - len(log.prefill_tokens))))
-        records.prompt_tokens = requests.prompt_tokens[:]
-        log.starts.pop(len(log), None)  # it woke up for nothing
-        totals.steps = len(log)
-        if totals.steps:
-            durations_s = log.durations_s()
-            totals.busy_s = math.fsum(durations_s)
-            totals.elapsed_s = log.end_s[-1]
-            totals.kv_peak_blocks = max(log.kv_blocks)
-            totals.kv_block_seconds = math.fsum(map(mul, log.kv_blocks, durations_s))
-        totals.evictions = self.pool.evictions
-        return Run(
-            source="simulated",
-            requests=requests,
-            records=records,
-            times=log.end_s,
-            config=config or {},
-            steps=log,
-            engine=totals,
-        )
-
-    def _close_unfinished(self) -> None:
-        """Write into the records what requests that are still in the engine have had so far."""
-        step, records = len(self.log), self.records
-        waiting = [waiter for waiter in self.waiting if isinstance(waiter, Sequence)]
-        for sequence in [*self.running.values(), *waiting]:
-            index, outputs = sequence.index, sequence.outputs
-            pieces = records.pieces.pop(index, [])
-            if sequence.state == DECODE:
-                outputs = sequence.target - (sequence.finish_tick - self._tick)
-                if sequence.piece < step:
-                    pieces.append((sequence.piece, step - 1))
-            records.output_tokens[index] = outputs
-            if pieces:
-                records.last[index] = pieces[-1][1]
-            if len(pieces) > 1:
-                records.pieces[index] = pieces
-
-    def _standstill(self) -> RunError:
-        head = self.waiting[0]
-        index = head if isinstance(head, int) else head.index
-        return RunError(
-            f"request {self.workload.requests.id(index)} can never be admitted: nothing runs and it does not fit "
-            f"({self.pool.free} of {self.pool.num_blocks} blocks free)"
-        )
-
-    # What an observer sees
-
-    def _observe_schedule(self, served: int, chunks: list[Chunk]) -> Observation:
-        tokens = dict(chunks)
-        scheduled = {}
-        for sequence in self.running.values():
-            if sequence in tokens:
-                scheduled[sequence.index] = tokens[sequence]
-            elif served and sequence.state == DECODE and sequence not in self._stalled:
-                scheduled[sequence.index] = 1
-        report: Observation = {
-            "step": self._steps_observed,
-            "arrived": self.door.arrived,
-            "scheduled": scheduled,
-            "admitted": [sequence.index for sequence, _, _ in self._admissions],
-            "resumed": [sequence.index for sequence, _, _ in self._admissions if sequence in self._resumed],
-            "preempted": [sequence.index for sequence in self._preempted],
-            "free_blocks_at_schedule": self.pool.free,
-        }
+        block_size, pool, tick = self.config.block_size, self.pool, self.decoding.tick
+        keyed = sequence.keyed
+        if sequence.state == DECODE:
+            self.decoding.remove(sequence)
+            if sequence.piece < step:
+                self.records.pieces.setdefault(sequence.index, []).append((sequence.piece, step - 1))
+            self.stalled.discard(sequence)
+            sequence.high_water = max(sequence.high_water, sequence.computed)
+            sequence.computed += undone
+            keyed = (sequence.computed - pool.key_lag) // block_size
+        elif sequence in self.prefilling:
+            self.prefilling.remove(sequence)
         if self.config.prefix_caching:
-            report["prefix"] = {
-                sequence.index: {"queries": length, "hits": cached} for sequence, length, cached in self._admissions
-            }
-        self.door.arrived, self._admissions, self._resumed = [], [], set()
-        self._steps_observed += 1
-        return report
+            pool.settle(sequence, keyed, tick + 1, before)
+            if sequence.state != ENDED:
+                pool.keep_for_resume(sequence)
+        pool.release(sequence, -(-sequence.computed // block_size))
+        sequence.computed = 0
+        del self.running[sequence.order]
+        self.blocked = False
 
-    def _report(self, report: Observation, finished: list[Sequence]) -> None:
-        assert self.observer is not None
-        report["finished"] = [sequence.index for sequence in finished]
-        report["running"] = [sequence.index for sequence in self.running.values()]
-        report["waiting"] = [waiter if isinstance(waiter, int) else waiter.index for waiter in self.waiting]
-        report["free_blocks"] = self.pool.free
-        self.observer(report)
+    def _stall(self, sequence: Sequence, step: int, ticking: bool) -> None:
+        """Leave a decoding sequence out of `step`, in which others decode (`ticking`) or none does."""
+        if sequence.piece < step:
+            self.records.pieces.setdefault(sequence.index, []).append((sequence.piece, step - 1))
+        sequence.piece = step + 1
+        if ticking:
+            self.pool.settle_chains(sequence, self.decoding.tick)
+            self.decoding.hold_back(sequence)
+            self._unordered = True
+
+    def _join_pieces(self, sequence: Sequence, step: int) -> None:
+        """Undo the break in a sequence's tokens if it lost no step: it came back after one that took no time."""
+        pieces = self.records.pieces[sequence.index]
+        if pieces[-1][1] == step - 1:
+            sequence.piece, _ = pieces.pop()
+            self.log.decodes[step] += 1
+            if not pieces:
+                del self.records.pieces[sequence.index]
