@@ -1,0 +1,178 @@
+"""What the answers mean, read when there is time: from events as they came to a request's record.
+
+The loop files events with their stamps; a `Reader` parses them in slices that the loop grants, the answers that are
+over first. Metrics are not its business: it fills the columns of a `Run`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from servesim.client.answer import Answer
+from servesim.client.connection import Exchange
+from servesim.records import Outcome, Run
+from servesim.wire.faults import error_from_body
+from servesim.wire.sse import Event
+
+EVENTS_A_STEP = 16  # between two looks at the clock
+UNREAD_EVENTS = 64  # an answer that is not over is read when it has so many, for the room they take
+INTERRUPTED = "interrupted"
+
+
+class Reader:
+    """Reads answers and files records. `filed` is called with the index of each request whose record is complete."""
+
+    def __init__(self, run: Run, reader: str, start_s: float, filed: Callable[[int], None]) -> None:
+        self._run = run
+        self._reader = reader
+        self._start_s = start_s
+        self._filed = filed
+        self._answers: dict[Exchange, Answer] = {}
+        self._ended: deque[Exchange] = deque()
+        self.token_events = 0  # read so far
+        self.errors = 0  # requests that failed, filed so far
+
+    def take(self, exchange: Exchange) -> None:
+        """Take an exchange that is over; its record is filed in due course."""
+        self._ended.append(exchange)
+
+    def think(self, until: float, in_flight: Iterable[Exchange] = ()) -> bool:
+        """Read and file until the given monotonic time; return whether anything that is over is left."""
+        while self._ended:
+            exchange = self._ended[0]
+            if self._read_some(exchange, exchange.events):
+                self._ended.popleft()
+                self.file(exchange)
+            if time.monotonic() >= until:
+                return bool(self._ended)
+        for exchange in in_flight:
+            if len(exchange.events) < UNREAD_EVENTS:
+                continue
+            ready = exchange.events[:-1]  # the last one says when the server was last heard
+            del exchange.events[:-1]
+            while not self._read_some(exchange, ready):
+                if time.monotonic() >= until:
+                    exchange.events[:0] = ready
+                    return False
+        return False
+
+    def outcome(self, exchange: Exchange) -> tuple[Outcome, str | None, str]:
+        """Read the rest of an exchange that is over, now; return its outcome, the kind of failure and the message."""
+        answer = self._answer(exchange)
+        answer.read(exchange.events, self._reader)
+        exchange.events.clear()
+        return judge(exchange, answer)
+
+    def file(self, exchange: Exchange) -> None:
+        """File the record of an exchange that is over."""
+        answer = self._answer(exchange)
+        self.outcome(exchange)
+        del self._answers[exchange]
+        self.token_events += len(answer.stamps)
+        file_record(self._run, exchange, answer, self._start_s)
+        self.errors += self._run.records.outcome[exchange.index] == Outcome.FAILED
+        self._filed(exchange.index)
+
+    def forget(self, exchange: Exchange) -> None:
+        """Drop an attempt that another one follows."""
+        self._answers.pop(exchange, None)
+
+    def finish(self) -> None:
+        """File all that is over."""
+        while self._ended:
+            self.file(self._ended.popleft())
+
+    def _answer(self, exchange: Exchange) -> Answer:
+        answer = self._answers.get(exchange)
+        if answer is None:
+            answer = self._answers[exchange] = Answer()
+        return answer
+
+    def _read_some(self, exchange: Exchange, events: list[Event]) -> bool:
+        """Read a few of `events` and take them off; return whether none is left."""
+        self._answer(exchange).read(events[:EVENTS_A_STEP], self._reader)
+        del events[:EVENTS_A_STEP]
+        return not events
+
+
+def judge(exchange: Exchange, answer: Answer) -> tuple[Outcome, str | None, str]:
+    """Return how an exchange stands: its outcome, the kind of failure, and a message where there is one.
+
+    A stream that stops without `finish_reason` or an end mark is cut; one that is cut after it is whole.
+    """
+    failure = exchange.failure
+    if failure == INTERRUPTED:
+        return Outcome.UNFINISHED, failure, ""
+    if failure not in (None, "stream_cut", "reset", "idle_timeout", "total_timeout"):
+        return Outcome.FAILED, failure, exchange.message
+    if exchange.status and not exchange.ok:
+        fact = error_from_body(exchange.error_body)
+        return Outcome.FAILED, f"http_{exchange.status}", fact.message
+    if answer.error is not None:
+        return Outcome.FAILED, "error_in_stream", answer.error.message
+    if answer.ended:
+        return Outcome.COMPLETED, None, ""
+    if failure is None and exchange.non_stream:
+        return Outcome.FAILED, "malformed", "the answer is not the JSON that was expected"
+    return (
+        Outcome.FAILED,
+        failure or "stream_cut",
+        exchange.message or "the stream ended without finish_reason or [DONE]",
+    )
+
+
+def file_record(run: Run, exchange: Exchange, answer: Answer, start_s: float) -> None:
+    """Write what became of a request into the columns of `run`; times count from `start_s`."""
+    records, index = run.records, exchange.index
+    outcome, kind, message = judge(exchange, answer)
+    records.outcome[index] = outcome
+    if records.sent_s[index] != records.sent_s[index] and exchange.sent_s:  # NaN: the first attempt
+        records.sent_s[index] = exchange.sent_s - start_s
+    if answer.stamps:
+        records.first[index] = len(run.times)
+        run.times.extend([stamp - start_s for stamp in answer.stamps])
+        records.last[index] = len(run.times) - 1
+    if records.end_s is not None:
+        records.end_s[index] = exchange.end_s - start_s
+    if records.visible is not None and answer.visible >= 0:
+        records.visible[index] = records.first[index] + answer.visible
+    usage, asked = answer.usage, run.requests.output_tokens[index]
+    estimated = usage.output_tokens is None
+    output = len(answer.stamps) if usage.output_tokens is None else usage.output_tokens
+    prompt = run.requests.prompt_tokens[index] if usage.prompt_tokens is None else usage.prompt_tokens
+    records.prompt_tokens[index] = prompt
+    records.output_tokens[index] = output
+    records.cached_tokens[index] = -1 if usage.cached_tokens is None else usage.cached_tokens
+    if outcome == Outcome.COMPLETED:
+        if answer.finish_reason == "length" and output < asked:
+            records.capped.add(index)
+        elif answer.finish_reason not in ("stop", "length", None):
+            records.reason[index] = answer.finish_reason
+    elif kind is not None:
+        records.reason[index] = kind
+    extra = {
+        "message": message or None,
+        "status": exchange.status if exchange.status != 200 else None,
+        "retry_after": exchange.headers.get("retry-after"),
+        "estimated": estimated and bool(answer.stamps),
+        "reasoning_tokens": usage.reasoning_tokens,
+        "timings": answer.timings,
+        "malformed_events": answer.malformed,
+        "non_stream": exchange.non_stream,
+        "unterminated": exchange.unterminated,
+        "cut_after_end": exchange.failure is not None and outcome == Outcome.COMPLETED,
+        "redirects": exchange.hops,
+        "stale_reconnect": exchange.fresh,
+        "upload_ms": _upload_ms(exchange),
+    }
+    said = {key: value for key, value in extra.items() if value}
+    if said:
+        records.extra[index] = said
+
+
+def _upload_ms(exchange: Exchange) -> float | None:
+    """Return how long the request took to go out, where it is worth telling (a large prompt on a slow line)."""
+    upload_s = exchange.uploaded_s - exchange.sent_s
+    return upload_s * 1000.0 if upload_s > 0.001 else None

@@ -1,0 +1,340 @@
+"""A server that does exactly what a script says and writes down when it really did it.
+
+Every answer is a list of `Step`s: bytes to write after a pause, or something worse (a reset, a half close). The pauses
+form a schedule that starts when the kernel had the request (SO_TIMESTAMPNS on Linux), so that the server's own lateness
+shows in its record and does not add up. The record is in `time.monotonic()`, which a client on the same machine shares.
+
+`TruthServer` runs in a thread (tests of behaviour) or in a process of its own (tests of time).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import json
+import math
+import multiprocessing
+import selectors
+import socket
+import struct
+import sys
+import threading
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+LINUX = sys.platform.startswith("linux")
+SO_TIMESTAMPNS = 35
+HEAD_OF_STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+RESET, CLOSE, HALF_CLOSE, KEEP_SILENT = "reset", "close", "half close", "keep silent"
+
+
+@dataclass(slots=True)
+class Step:
+    """Write `data`, or do `act`, `after_s` seconds after the step before. `token`: its time goes into the record."""
+
+    after_s: float
+    data: bytes = b""
+    act: str = ""
+    token: bool = False
+
+
+@dataclass(slots=True)
+class Asked:
+    """One request as the server saw it."""
+
+    number: int
+    connection: int
+    line: str
+    headers: dict[str, str]
+    body: bytes
+    kernel_s: float  # when the kernel had its last byte
+    token_s: array = field(default_factory=lambda: array("d"))
+
+    def json(self) -> dict:
+        return json.loads(self.body)
+
+
+Script = Callable[[Asked], Sequence[Step]]
+
+
+def content(text: str) -> bytes:
+    """T(x): a chat chunk whose delta has content x, as JSON."""
+    return json.dumps(
+        {"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {"content": text}}]}
+    ).encode()
+
+
+def event(data: bytes) -> bytes:
+    """E(j): one event."""
+    return b"data: " + data + b"\n\n"
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+ROLE = json.dumps({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}).encode()
+FINISH = json.dumps({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}).encode()
+DONE = b"data: [DONE]\n\n"
+LAST_CHUNK = b"0\r\n\r\n"
+
+
+def usage(output: int, prompt: int = 5) -> bytes:
+    """U: a chunk with `choices: []` and usage."""
+    counts = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+    return json.dumps({"choices": [], "usage": counts}).encode()
+
+
+def token_stream(tokens: int, *, ttft_s: float, gap_s: float, together: int = 1) -> list[Step]:
+    """Return a chat answer of `tokens` events on a schedule, `together` of them in one write."""
+    steps = [Step(0.0, HEAD_OF_STREAM + chunk(event(ROLE)))]
+    one = chunk(event(content("a")))
+    for first in range(0, tokens, together):
+        count = min(together, tokens - first)
+        steps.append(Step(gap_s * together if first else ttft_s, one * count, token=True))
+    steps.append(Step(0.0, chunk(event(FINISH) + event(usage(tokens)) + DONE) + LAST_CHUNK))
+    return steps
+
+
+def answer(status: str, body: bytes, *headers: str) -> bytes:
+    """Return a whole response with a length."""
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+class _Peer:
+    """A connection: bytes not yet understood, and the script that is being played to it."""
+
+    __slots__ = ("asked", "buffer", "due_s", "kernel_s", "next", "number", "sock", "steps", "unsent")
+
+    def __init__(self, sock: socket.socket, number: int) -> None:
+        self.sock = sock
+        self.number = number
+        self.buffer = b""
+        self.kernel_s = 0.0
+        self.steps: Sequence[Step] = ()
+        self.next = 0
+        self.due_s = 0.0
+        self.asked: Asked | None = None
+        self.unsent = b""
+
+
+class Server:
+    """The loop: one thread, all connections, a heap of what is due."""
+
+    def __init__(self, script: Script, *, host: str = "127.0.0.1", idle_close_s: float = math.inf) -> None:
+        self._script = script
+        self._idle_close_s = idle_close_s
+        self._selector = selectors.DefaultSelector()
+        self._listener = socket.create_server(
+            (host, 0), backlog=1024, family=socket.AF_INET6 if ":" in host else socket.AF_INET
+        )
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ, None)
+        self.port: int = self._listener.getsockname()[1]
+        self._due: list[tuple[float, int, _Peer]] = []
+        self._counter = 0
+        self._peers: dict[_Peer, float] = {}  # -> idle since, or inf
+        self._offset_s = min(time.time() - time.monotonic() for _ in range(5))
+        self.asked: list[Asked] = []
+        self.connections = 0
+
+    def serve(self, stop: Callable[[], bool]) -> None:
+        while not stop():
+            now = time.monotonic()
+            while self._due and self._due[0][0] <= now:
+                self._play(heapq.heappop(self._due)[2])
+                now = time.monotonic()
+            wait_s = min(0.05, self._due[0][0] - now if self._due else 0.05)
+            if wait_s >= 0.001:
+                ready = self._selector.select(math.floor(wait_s * 1000) / 1000)
+            else:
+                ready = self._selector.select(0)
+                if not ready and wait_s > 0.0:
+                    time.sleep(wait_s)
+            for key, _ in ready:
+                if key.data is None:
+                    self._accept()
+                else:
+                    self._hear(key.data)
+            if self._idle_close_s < math.inf:
+                for peer, since in list(self._peers.items()):
+                    if time.monotonic() - since > self._idle_close_s:
+                        self._close(peer)
+        for peer in list(self._peers):
+            self._close(peer)
+        self._listener.close()
+        self._selector.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                sock, _ = self._listener.accept()
+                sock.setblocking(False)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if LINUX:
+                    sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+                peer = _Peer(sock, self.connections)
+                self.connections += 1
+                self._peers[peer] = math.inf
+                self._selector.register(sock, selectors.EVENT_READ, peer)
+
+    def _hear(self, peer: _Peer) -> None:
+        try:
+            if LINUX:
+                data, ancillary, _, _ = peer.sock.recvmsg(1 << 18, 64)
+                peer.kernel_s = time.monotonic()
+                for _, kind, stamp in ancillary:
+                    if kind == SO_TIMESTAMPNS:
+                        seconds, nanoseconds = struct.unpack("@ll", stamp)
+                        peer.kernel_s = seconds + nanoseconds * 1e-9 - self._offset_s
+            else:
+                data = peer.sock.recv(1 << 18)
+                peer.kernel_s = time.monotonic()
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._close(peer)
+            return
+        peer.buffer += data
+        self._understand(peer)
+
+    def _understand(self, peer: _Peer) -> None:
+        head, blank, rest = peer.buffer.partition(b"\r\n\r\n")
+        if not blank or peer.asked is not None:
+            return
+        line, *fields = head.decode("latin-1").split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (text.partition(":") for text in fields)}
+        length = int(headers.get("content-length", "0"))
+        if len(rest) < length:
+            return
+        peer.buffer = rest[length:]
+        asked = Asked(len(self.asked), peer.number, line, headers, rest[:length], peer.kernel_s)
+        self.asked.append(asked)
+        peer.asked, peer.steps, peer.next = asked, self._script(asked), 0
+        peer.due_s = asked.kernel_s
+        self._peers[peer] = math.inf
+        self._schedule(peer)
+
+    def _schedule(self, peer: _Peer) -> None:
+        if peer.next < len(peer.steps):
+            peer.due_s += peer.steps[peer.next].after_s
+            self._counter += 1
+            heapq.heappush(self._due, (peer.due_s, self._counter, peer))
+        else:
+            peer.asked = None
+            self._peers[peer] = time.monotonic()
+            self._understand(peer)
+
+    def _play(self, peer: _Peer) -> None:
+        if peer not in self._peers:
+            return
+        step = peer.steps[peer.next]
+        if step.act:
+            self._misbehave(peer, step.act)
+            return
+        try:
+            if peer.unsent:
+                peer.unsent = peer.unsent[peer.sock.send(peer.unsent) :]
+            else:
+                if step.token:
+                    peer.asked.token_s.append(time.monotonic())
+                sent = peer.sock.send(step.data)
+                if sent < len(step.data):
+                    peer.unsent = step.data[sent:]
+        except BlockingIOError:
+            peer.unsent = peer.unsent or step.data
+        except OSError:
+            self._close(peer)
+            return
+        if peer.unsent:
+            self._counter += 1
+            heapq.heappush(self._due, (time.monotonic() + 0.001, self._counter, peer))
+            return
+        peer.next += 1
+        self._schedule(peer)
+
+    def _misbehave(self, peer: _Peer, act: str) -> None:
+        if act == RESET:
+            peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self._close(peer)
+        elif act == CLOSE:
+            self._close(peer)
+        elif act == HALF_CLOSE:
+            peer.sock.shutdown(socket.SHUT_WR)
+        else:
+            assert act == KEEP_SILENT
+
+    def _close(self, peer: _Peer) -> None:
+        del self._peers[peer]
+        self._selector.unregister(peer.sock)
+        peer.sock.close()
+
+
+class TruthServer:
+    """A `Server` in a thread, for a `with` block: `port`, `url` and `asked` are what tests look at."""
+
+    def __init__(self, script: Script, **options: object) -> None:
+        self._server = Server(script, **options)  # type: ignore[arg-type]
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._server.serve, args=(self._stopped.is_set,), daemon=True)
+        self.port = self._server.port
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    @property
+    def asked(self) -> list[Asked]:
+        return self._server.asked
+
+    @property
+    def connections(self) -> int:
+        return self._server.connections
+
+    def __enter__(self) -> TruthServer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join(5.0)
+
+
+class TruthProcess:
+    """A `Server` in a process of its own, for tests of time. `stop` returns what it saw and did."""
+
+    def __init__(self, script: Script) -> None:
+        context = multiprocessing.get_context("fork")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve_process, args=(script, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.port: int = self._pipe.recv()
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def stop(self) -> list[Asked]:
+        self._pipe.send(None)
+        asked: list[Asked] = self._pipe.recv()
+        self._process.join(5.0)
+        return asked
+
+    def __enter__(self) -> TruthProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+
+def _serve_process(script: Script, pipe: multiprocessing.connection.Connection) -> None:
+    import gc
+
+    gc.freeze()
+    gc.disable()
+    server = Server(script)
+    pipe.send(server.port)
+    server.serve(pipe.poll)
+    pipe.send(server.asked)
