@@ -46,7 +46,10 @@ class Sweeps(unittest.TestCase):
             self.assertEqual(
                 printed,
                 [
-                    [str(cell) if name != "kv_peak_percent" else f"{cell}%" for name, cell in zip(table["columns"], row)]
+                    [
+                        str(cell) if name != "kv_peak_percent" else f"{cell}%"
+                        for name, cell in zip(table["columns"], row)
+                    ]
                     for row in table["rows"]
                 ],
             )

@@ -1,0 +1,132 @@
+"""The way in: verbs, help, one exit point for errors, and output that cannot be written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import unittest
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+from unittest import mock
+
+from servesim import __version__
+from servesim.cli.main import VERBS
+from servesim.engine.server import Server
+from servesim.engine.simulate import Watch, run_workload
+from servesim.records import Run
+from servesim.workload.spec import WorkloadSpec
+from tests.command import ROOT, in_shell, servesim
+
+
+@contextlib.contextmanager
+def pressed(times: int) -> Iterator[None]:
+    """Press Ctrl-C so many times at the first moment at which a run is watched."""
+
+    def press(server: Server, spec: WorkloadSpec, *, watch: Watch, **options: Any) -> Run:
+        def watch_and_press(over: int) -> bool:
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+            return watch(over)
+
+        return run_workload(server, spec, watch=watch_and_press, **options)
+
+    with mock.patch("servesim.cli.simulate.run_workload", press):
+        yield
+
+
+class Verbs(unittest.TestCase):
+    def test_help_begins_with_examples_everywhere(self) -> None:
+        for argv in ((), *((verb,) for verb in VERBS)):
+            with self.subTest(argv=argv):
+                said = servesim(*argv, "--help")
+                self.assertEqual((said.code, said.err), (0, ""))
+                self.assertTrue(said.out.startswith("examples:\n  servesim "), said.out[:40])
+
+    def test_every_example_of_every_help_parses(self) -> None:
+        for verb in VERBS:
+            module = import_module(f"servesim.cli.{verb}")
+            for example in module.EXAMPLES:
+                words = re.findall(r"'[^']*'|\S+", example)
+                with self.subTest(example=example):
+                    self.assertEqual(words[:2], ["servesim", verb])
+                    if "|" not in words and ">" not in words:
+                        module.build_parser().read([word.strip("'") for word in words[2:]])
+
+    def test_an_option_means_the_same_wherever_it_appears(self) -> None:
+        seen: dict[str, tuple[str, object]] = {}
+        for verb in ("capacity", "simulate", "sweep"):
+            for group in import_module(f"servesim.cli.{verb}").build_parser().groups:
+                for option in group.options:
+                    self.assertEqual(seen.setdefault(option.flag, (option.key, option.check))[0], option.key)
+
+    def test_the_version_is_told(self) -> None:
+        self.assertEqual(servesim("--version").out, f"servesim {__version__}\n")
+
+    def test_an_unknown_verb_or_option_gets_the_nearest(self) -> None:
+        self.assertIn("did you mean 'simulate'?", servesim("simulat").err)
+        self.assertIn("did you mean '--concurrency'?", servesim("simulate", "--concurency", "4").err)
+
+    def test_an_abbreviated_option_is_refused(self) -> None:
+        self.assertEqual(servesim("simulate", "--conc", "4").code, 2)
+
+    def test_no_verb_at_all_is_bad_input(self) -> None:
+        said = servesim()
+        self.assertEqual((said.code, said.out), (2, ""))
+        self.assertEqual(said.err.count("\n"), 1)
+
+    def test_python_dash_m_is_the_same_command(self) -> None:
+        said = in_shell("python3 -m servesim --version")
+        self.assertEqual((said.code, said.out), (0, f"servesim {__version__}\n"))
+
+    def test_capacity_waits_for_nothing_that_it_does_not_need(self) -> None:
+        code = (
+            "import sys; from servesim.cli.main import main; main(['capacity']);"
+            "print(sorted({'random', 'statistics', 'multiprocessing', 'ssl', 'http.client', 'servesim.summary',"
+            "'servesim.engine.engine', 'servesim.workload.trace'} & set(sys.modules)))"
+        )
+        done = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+        self.assertEqual(done.stdout.splitlines()[-1], "[]")
+
+
+class Output(unittest.TestCase):
+    def test_a_broken_pipe_is_quiet(self) -> None:
+        said = in_shell("(sleep 0.3; servesim capacity; echo $? >&3) 3>&2 | true")
+        self.assertEqual(said.err, "1\n")
+
+    @unittest.skipUnless(os.path.exists("/dev/full"), "no /dev/full here")
+    def test_a_full_disk_is_one_line_and_exit_1(self) -> None:
+        for command in ("servesim capacity > /dev/full", "servesim capacity -o /dev/full"):
+            with self.subTest(command=command):
+                said = in_shell(command)
+                self.assertEqual(said.code, 1)
+                self.assertRegex(said.err, r"\Aerror: cannot write .*: no space left on device\n\Z")
+
+    def test_a_closed_stdout_is_one_line_and_exit_1(self) -> None:
+        said = in_shell("servesim capacity >&-")
+        self.assertEqual((said.code, said.err), (1, "error: cannot write the result: stdout is closed\n"))
+
+    def test_a_closed_stderr_does_not_disturb_the_result(self) -> None:
+        said = in_shell("servesim capacity --hardware l4-24gb 2>&-")
+        self.assertEqual(said.code, 0)
+        self.assertIn("1,941", said.out)
+        self.assertEqual(in_shell("servesim capacity --hardware l5 2>&-").code, 2)
+
+    def test_ctrl_c_reports_what_there_is_marked_partial_and_exits_1(self) -> None:
+        with pressed(1):
+            said = servesim("simulate", "--json", "--quiet")
+        self.assertEqual((said.code, said.err), (1, ""))
+        self.assertIn('"partial": true', said.out)
+
+    def test_ctrl_c_twice_stops_at_once(self) -> None:
+        with pressed(2):
+            said = servesim("simulate", "--json")
+        self.assertEqual((said.code, said.out, said.err), (1, "", "error: interrupted\n"))
+
+
+if __name__ == "__main__":
+    unittest.main()
