@@ -25,6 +25,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from servesim.engine.chain import Block, Chain, Extent
 from servesim.workload.requests import OPEN_END, Content
 
 if TYPE_CHECKING:
@@ -32,46 +33,6 @@ if TYPE_CHECKING:
 
 LAST = 1 << 62
 """An `order` behind every running sequence."""
-
-
-class Block:
-    """One block of a chain that was broken up."""
-
-    __slots__ = ("extent", "holders", "index")
-
-    def __init__(self, index: int, holders: int) -> None:
-        self.index = index
-        self.holders = holders
-        self.extent: Extent | None = None  # where it lies while nobody holds it
-
-
-class Extent:
-    """Free blocks that were released together: `size` of them, evicted deepest first."""
-
-    __slots__ = ("blocks", "chain", "keyed", "size")
-
-    def __init__(self, size: int, chain: Chain | None = None, *, keyed: bool = True) -> None:
-        self.size = size
-        self.chain = chain  # None: nobody can hit them
-        self.keyed = keyed
-        self.blocks: list[Block] | None = None  # of a broken-up chain: which ones, first to be evicted first
-
-
-class Chain:
-    """The blocks of one stream, by their index in a sequence: [start, alive) exist, [start, held) have holders.
-
-    Free ones are `extents`, deepest first, which is also the order of their eviction. `depths` counts holders by how
-    deep they hold.
-    """
-
-    __slots__ = ("alive", "depths", "extents", "held", "start", "table", "tips")
-
-    def __init__(self, start: int) -> None:
-        self.start = self.alive = self.held = start
-        self.depths: dict[int, int] = {}
-        self.extents: list[Extent] = []
-        self.tips: list[Sequence] = []  # sequences that decode along it
-        self.table: list[list[Block]] | None = None  # broken up: the blocks with each key, oldest key first
 
 
 class BlockPool:
@@ -154,19 +115,7 @@ class BlockPool:
             if extent.keyed:
                 self.evictions += taken
             if extent.chain is not None:
-                self._evict(extent.chain, extent, taken)
-
-    @staticmethod
-    def _evict(chain: Chain, extent: Extent, count: int) -> None:
-        if extent.blocks is None:
-            chain.alive -= count
-            if not extent.size:
-                chain.extents.pop(0)
-            return
-        assert chain.table is not None
-        for block in extent.blocks[:count]:
-            chain.table[block.index - chain.start].remove(block)
-        del extent.blocks[:count]
+                extent.chain.evict(extent, taken)
 
     def give(self, count: int, private_keyed: int = 0) -> None:
         """Give back `count` blocks that nobody else holds or can hit, the first `private_keyed` of them with keys."""
@@ -247,9 +196,9 @@ class BlockPool:
                     if not block.holders:
                         self._unfree(block)
                     block.holders += 1
-                self._singles(sequence)[chain] = mine
+                sequence.singles[chain] = mine
                 continue
-            chain.depths[depth] = chain.depths.get(depth, 0) + 1
+            chain.enter(depth)
             lying = depth - chain.held
             if lying > 0:
                 chain.held = depth
@@ -315,10 +264,9 @@ class BlockPool:
             if depth <= chain.start:
                 continue
             if chain.table is not None:
-                assert sequence.singles is not None
                 self._release_singles(chain, sequence.singles.pop(chain))
                 continue
-            self._leave(chain, depth)
+            chain.leave(depth)
             if depth == chain.held and depth not in chain.depths:
                 chain.held = max(chain.depths, default=chain.start)
                 extent = Extent(depth - chain.held, chain)
@@ -336,19 +284,6 @@ class BlockPool:
 
     # Inside
 
-    @staticmethod
-    def _singles(sequence: Sequence) -> dict[Chain, list[Block]]:
-        if sequence.singles is None:
-            sequence.singles = {}
-        return sequence.singles
-
-    @staticmethod
-    def _leave(chain: Chain, depth: int) -> None:
-        if chain.depths[depth] == 1:
-            del chain.depths[depth]
-        else:
-            chain.depths[depth] -= 1
-
     def _catch_up(self, chain: Chain, tick: int, order: int) -> None:
         """Give the keys that the sequences decoding along `chain` have earned unseen, in the order of earning them."""
         size, lag = self.block_size, self.key_lag
@@ -359,7 +294,9 @@ class BlockPool:
         earned = []
         for tip in tips:
             keyed = (tip.base + tick - (tip.order > order) - lag) // size
-            earned += [(after * size + lag - tip.base, tip.order, after, tip) for after in range(tip.keyed + 1, keyed + 1)]
+            earned += [
+                (after * size + lag - tip.base, tip.order, after, tip) for after in range(tip.keyed + 1, keyed + 1)
+            ]
         if len(tips) > 1:
             earned.sort()
             for _, _, after, tip in earned:
@@ -375,14 +312,14 @@ class BlockPool:
             if after <= first:
                 continue
             if chain.table is None and (first != chain.alive or any(tip is not sequence for tip in chain.tips)):
-                self._break_up(chain)
+                chain.break_up(self._holders.values())
             if chain.table is None:
                 if first > chain.start:
-                    self._leave(chain, first)
-                chain.depths[after] = chain.depths.get(after, 0) + 1
+                    chain.leave(first)
+                chain.enter(after)
                 chain.alive = chain.held = after
                 continue
-            mine = self._singles(sequence).setdefault(chain, [])
+            mine = sequence.singles.setdefault(chain, [])
             for index in range(first, after):
                 block = Block(index, 1)
                 if index - chain.start == len(chain.table):
@@ -390,27 +327,6 @@ class BlockPool:
                 chain.table[index - chain.start].append(block)
                 mine.append(block)
         sequence.keyed = keyed
-
-    def _break_up(self, chain: Chain) -> None:
-        """Turn `chain` into single blocks: one of them is about to exist twice."""
-        table = [[Block(index, 0)] for index in range(chain.start, chain.alive)]
-        for sequence in self._holders.values():
-            for mine, end in sequence.segments:
-                depth = min(end, sequence.keyed)
-                if mine is chain and depth > chain.start:
-                    held = [copies[0] for copies in table[: depth - chain.start]]
-                    for block in held:
-                        block.holders += 1
-                    self._singles(sequence)[chain] = held
-        after = chain.alive
-        for extent in chain.extents:  # deepest first
-            extent.blocks = [table[index - chain.start][0] for index in range(after - 1, after - extent.size - 1, -1)]
-            for block in extent.blocks:
-                block.extent = extent
-            after -= extent.size
-        chain.table = table
-        chain.extents = []
-        chain.depths = {}
 
     def _unfree(self, block: Block) -> None:
         extent = block.extent

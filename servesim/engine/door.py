@@ -52,7 +52,7 @@ class Door:
     """
 
     def __init__(self, engine: Engine) -> None:
-        config, requests = engine.config, engine.workload.requests
+        config = engine.config
         self._engine = engine
         self._workload = engine.workload
         self._reactive = engine.workload.reactive
@@ -61,14 +61,10 @@ class Door:
         self._attempts: dict[int, int] = {}  # of the requests that a deadline stands for: the attempt in flight
         self._keyed = engine.policy.admission is not None
         self._watch = engine.watch
-        self.taken = 0  # requests that have arrived, retries not counted
         self.queued_tokens = 0  # prompts of those in `waiting` that were never admitted
         self.counting = config.max_num_queued_tokens is not None
         self._screened = (
-            self._timeout_s is not None
-            or self.counting
-            or config.max_num_queued_reqs is not None
-            or self._may_refuse()
+            self._timeout_s is not None or self.counting or config.max_num_queued_reqs is not None or self._may_refuse()
         )
         self.wake = engine.workload.next_due()
 
@@ -105,7 +101,6 @@ class Door:
                     self._arrive(index, now)
             else:
                 engine.waiting.extend(batch)
-                self.taken += len(batch)
                 if self._watch is not None:
                     self._watch.arrived.extend(batch)
         if self._keyed:
@@ -142,7 +137,7 @@ class Door:
             self._expire(engine.until)
         if not self._screened:
             records.sent_s = requests.arrival_s[:]
-            if self.taken < len(requests):
+            if 0 in records.outcome:
                 here = {sequence.index for sequence in engine.running.values()}
                 here.update(waiter if isinstance(waiter, int) else waiter.index for waiter in engine.waiting)
                 for index, outcome in enumerate(records.outcome):
@@ -171,7 +166,6 @@ class Door:
         due = requests.arrival_s[index]
         if math.isnan(records.sent_s[index]):
             records.sent_s[index] = due
-            self.taken += 1
         else:
             records.attempts[index] = records.attempts.get(index, 1) + 1
         prompt = requests.prompt_tokens[index]

@@ -377,15 +377,16 @@ class Engine:
                 self.blocked = True
                 return
             head = waiting[0]
-            if isinstance(head, int):
-                length = prompts[head]
-                sequence = None
-                if contents is not None and contents[head]:
-                    sequence = Sequence(head, length, targets[head])
-                    sequence.segments = pool.segments(contents[head])
-            else:
-                sequence = head
+            sequence: Sequence | None = None
+            if isinstance(head, Sequence):
+                sequence, index = head, head.index
                 length = sequence.prompt + sequence.outputs
+            else:
+                index = head
+                length = prompts[index]
+                if contents is not None and contents[index]:
+                    sequence = Sequence(index, length, targets[index])
+                    sequence.segments = pool.segments(contents[index])
             hits = lying = 0
             if sequence is not None and sequence.segments:
                 hits, lying = pool.look_up(sequence, tick)
@@ -412,7 +413,7 @@ class Engine:
 
             waiting.popleft()
             if sequence is None:
-                sequence = Sequence(head, length, targets[head])  # type: ignore[arg-type]
+                sequence = Sequence(index, length, targets[index])
             if self.watch is not None:
                 self.watch.admissions.append((sequence, sequence.state == WAITING, length, cached))
             self._admitted = order = self._admitted + 1
@@ -421,12 +422,12 @@ class Engine:
             if sequence.state == WAITING:
                 self._resume(sequence, cached)
             else:
-                records.admitted_s[sequence.index] = self.now
+                records.admitted_s[index] = self.now
                 door.queued_tokens -= length
                 if caching:
                     totals.looked_up_tokens += length
                     if hits:
-                        records.cached_tokens[sequence.index] = cached
+                        records.cached_tokens[index] = cached
                         totals.hit_tokens += cached
                         totals.saved_tokens += cached
             if hits:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Any
@@ -22,7 +22,10 @@ KeyFunction = Callable[[Requests, "array[int]", int], Key]
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Policy:
     """`admission` orders `waiting` (None: arrivals at the back, preempted ones at the front); `victim` picks whom to
-    preempt: the running request with the largest key (None: the youngest). Both get (requests, targets, index), the targets being the output tokens that each may have."""
+    preempt: the running request with the largest key (None: the youngest).
+
+    Both are given the requests, the output tokens that each may have, and an index.
+    """
 
     about: str
     admission: KeyFunction | None
@@ -71,7 +74,7 @@ class KeyedQueue:
 
     appendleft = append
 
-    def extend(self, waiters: range | list[int]) -> None:
+    def extend(self, waiters: Iterable[Waiter]) -> None:
         for waiter in waiters:
             self.append(waiter)
 

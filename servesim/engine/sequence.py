@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from servesim.engine.blocks import Block, Chain
+from servesim.engine.chain import Block, Chain
 
 PREFILL, DECODE, ENDED, WAITING = range(4)
 """Where a sequence is: computing what it lacks; one token a step; its last token sampled, but seat and blocks not yet
@@ -17,6 +17,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "_singles",
         "base",
         "computed",
         "finish_tick",
@@ -28,7 +29,6 @@ class Sequence:
         "piece",
         "prompt",
         "segments",
-        "singles",
         "state",
         "target",
     )
@@ -47,4 +47,11 @@ class Sequence:
         self.high_water = 0  # the most tokens it ever had computed: below it, computing is recomputing
         self.keyed = 0  # how many of its first blocks have keys, as last brought up to date
         self.segments: tuple[tuple[Chain, int], ...] = ()  # (chain, the block where the chain's part of it ends)
-        self.singles: dict[Chain, list[Block]] | None = None  # its blocks of the chains that were broken up
+        self._singles: dict[Chain, list[Block]] | None = None
+
+    @property
+    def singles(self) -> dict[Chain, list[Block]]:
+        """Its blocks of the chains that were broken up; few sequences ever have any."""
+        if self._singles is None:
+            self._singles = {}
+        return self._singles

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from servesim.cost.model import FloorWatch
-from servesim.engine.engine import Engine, Observation
+from servesim.engine.engine import Engine
+from servesim.engine.observation import Observation
 from servesim.engine.server import Server, build_server
 from servesim.engine.spec import SERVER_CHECKS, ServerSpec, seconds
 from servesim.records import Run

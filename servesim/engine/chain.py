@@ -1,0 +1,93 @@
+"""What a block pool counts instead of blocks: runs of free blocks, and the blocks that hold one stream's content."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from servesim.engine.sequence import Sequence
+
+
+class Block:
+    """One block of a chain that was broken up."""
+
+    __slots__ = ("extent", "holders", "index")
+
+    def __init__(self, index: int, holders: int) -> None:
+        self.index = index
+        self.holders = holders
+        self.extent: Extent | None = None  # where it lies while nobody holds it
+
+
+class Extent:
+    """Free blocks that were released together: `size` of them, evicted deepest first."""
+
+    __slots__ = ("blocks", "chain", "keyed", "size")
+
+    def __init__(self, size: int, chain: Chain | None = None, *, keyed: bool = True) -> None:
+        self.size = size
+        self.chain = chain  # None: nobody can hit them
+        self.keyed = keyed
+        self.blocks: list[Block] | None = None  # of a broken-up chain: which ones, first to be evicted first
+
+
+class Chain:
+    """The blocks of one stream, by their index in a sequence: [start, alive) exist, [start, held) have holders.
+
+    Free ones are `extents`, deepest first, which is also the order of their eviction. `depths` counts holders by how
+    deep they hold.
+    """
+
+    __slots__ = ("alive", "depths", "extents", "held", "start", "table", "tips")
+
+    def __init__(self, start: int) -> None:
+        self.start = self.alive = self.held = start
+        self.depths: dict[int, int] = {}
+        self.extents: list[Extent] = []
+        self.tips: list[Sequence] = []  # sequences that decode along it
+        self.table: list[list[Block]] | None = None  # broken up: the blocks with each key, oldest key first
+
+    def enter(self, depth: int) -> None:
+        """Count a holder of [start, depth)."""
+        self.depths[depth] = self.depths.get(depth, 0) + 1
+
+    def leave(self, depth: int) -> None:
+        """Count off a holder of [start, depth)."""
+        if self.depths[depth] == 1:
+            del self.depths[depth]
+        else:
+            self.depths[depth] -= 1
+
+    def evict(self, extent: Extent, count: int) -> None:
+        """Forget the first `count` blocks of `extent`, whose size is already the smaller one."""
+        if extent.blocks is None:
+            self.alive -= count
+            if not extent.size:
+                self.extents.pop(0)
+            return
+        assert self.table is not None
+        for block in extent.blocks[:count]:
+            self.table[block.index - self.start].remove(block)
+        del extent.blocks[:count]
+
+    def break_up(self, holders: Iterable[Sequence]) -> None:
+        """Turn the chain into single blocks: one of them is about to exist twice."""
+        table = [[Block(index, 0)] for index in range(self.start, self.alive)]
+        for sequence in holders:
+            for chain, end in sequence.segments:
+                depth = min(end, sequence.keyed)
+                if chain is self and depth > self.start:
+                    held = [copies[0] for copies in table[: depth - self.start]]
+                    for block in held:
+                        block.holders += 1
+                    sequence.singles[self] = held
+        after = self.alive
+        for extent in self.extents:  # deepest first
+            extent.blocks = [table[index - self.start][0] for index in range(after - 1, after - extent.size - 1, -1)]
+            for block in extent.blocks:
+                block.extent = extent
+            after -= extent.size
+        self.table = table
+        self.extents = []
+        self.depths = {}
