@@ -48,7 +48,7 @@ class Sweeps(unittest.TestCase):
                 [
                     [
                         str(cell) if name != "kv_peak_percent" else f"{cell}%"
-                        for name, cell in zip(table["columns"], row)
+                        for name, cell in zip(table["columns"], row, strict=True)
                     ]
                     for row in table["rows"]
                 ],
