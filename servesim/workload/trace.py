@@ -95,7 +95,7 @@ def _servesim_rows(file: TraceFile) -> Iterator[tuple[int, Row | InputError]]:
 TRACE_FORMATS: dict[str, TraceFormat] = {
     "servesim": TraceFormat(
         summary="JSON lines: arrival_s, prompt_tokens, output_tokens; prefixes, hashes, sessions, priorities",
-        recognises=lambda head: head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{"),
+        recognises=lambda head: head.lstrip().startswith(b"{"),
         rows=_servesim_rows,
     ),
 }

@@ -6,8 +6,7 @@ Names are those of servesim's own JSONL; formats with other names are mapped ont
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from servesim.errors import InputError
 from servesim.units import parse_count, parse_finite, shown
@@ -26,27 +25,37 @@ TIME_FIELDS: dict[str, str | None] = {
 }
 """Spellings of the arrival time, with the unit that the name says."""
 
-OPTIONAL_FIELDS = (
-    "id",
-    "prefix",
-    "prefix_tokens",
-    "hash_ids",
-    "hash_block_tokens",
-    "content",
-    "session",
-    "turn",
-    "think_s",
-    "priority",
-    "class",
+OPTIONAL_FIELDS = frozenset(
+    {
+        "id",
+        "prefix",
+        "prefix_tokens",
+        "hash_ids",
+        "hash_block_tokens",
+        "content",
+        "session",
+        "turn",
+        "think_s",
+        "priority",
+        "class",
+    }
 )
+_SHARING = frozenset({"prefix", "hash_ids", "content"})
+_NEEDS = {
+    "prefix_tokens": "prefix",
+    "prefix": "prefix_tokens",
+    "hash_block_tokens": "hash_ids",
+    "hash_ids": "hash_block_tokens",
+    "turn": "session",
+    "think_s": "session",
+}
 FIELDS = frozenset({*TIME_FIELDS, "prompt_tokens", "output_tokens", *OPTIONAL_FIELDS})
 
 MAX_NAME = 200  # characters of an id, a session, a prefix, a class
 
 
-@dataclass(slots=True, frozen=True, kw_only=True)
-class Extras:
-    """The optional fields of one row, checked; None (or 0) where it says nothing."""
+class Extras(NamedTuple):
+    """The optional fields of one row, checked; None (or 0) where it says nothing. (A tuple: there may be millions.)"""
 
     id: str | None
     prefix: tuple[str, int] | None  # name, tokens
@@ -68,18 +77,12 @@ def parse_tokens(row: Row, field: str) -> int:
 
 def parse_extras(row: Row, prompt_tokens: int) -> Extras:
     """Return the optional fields of `row`; a field that is null is one that is not there."""
-    given = {field for field in OPTIONAL_FIELDS if row.get(field) is not None}
-    sharing = given & {"prefix", "hash_ids", "content"}
-    if len(sharing) > 1:
-        raise InputError(f"{' and '.join(sorted(sharing))} are given, of which a row has one")
-    for field, needed in (
-        ("prefix_tokens", "prefix"),
-        ("prefix", "prefix_tokens"),
-        ("hash_block_tokens", "hash_ids"),
-        ("hash_ids", "hash_block_tokens"),
-        ("turn", "session"),
-        ("think_s", "session"),
-    ):
+    given = row.keys() & OPTIONAL_FIELDS
+    if None in row.values():
+        given = {field for field in given if row[field] is not None}
+    if len(given & _SHARING) > 1:
+        raise InputError(f"{' and '.join(sorted(given & _SHARING))} are given, of which a row has one")
+    for field, needed in _NEEDS.items():
         if field in given and needed not in given:
             raise InputError(f"{field} is given without {needed}")
     prefix = chain = None
@@ -104,6 +107,8 @@ def parse_extras(row: Row, prompt_tokens: int) -> Extras:
 
 def _whole(row: Row, field: str, minimum: int, maximum: int) -> int:
     value = row[field]
+    if type(value) is int and minimum <= value <= maximum:
+        return value
     if isinstance(value, str):
         raise InputError(f"{field} is {shown(value)}, must be a number, not text")
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value % 1 != 0:
@@ -119,11 +124,11 @@ def _number(row: Row, field: str, maximum: float) -> float:
 
 def _name(row: Row, field: str) -> str:
     value = row[field]
+    if isinstance(value, str) and 1 <= len(value) <= MAX_NAME and value.isprintable():
+        return value
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**64:
         return str(value)
-    if not isinstance(value, str) or not 1 <= len(value) <= MAX_NAME or not value.isprintable():
-        raise InputError(f"{field} is {shown(value)}, must be 1 to {MAX_NAME} printable characters or a whole number")
-    return value
+    raise InputError(f"{field} is {shown(value)}, must be 1 to {MAX_NAME} printable characters or a whole number")
 
 
 def _hash_chain(row: Row, prompt_tokens: int) -> tuple[list[int], int]:

@@ -5,6 +5,7 @@ Knows files and text, not what a line means.
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import os
@@ -36,7 +37,7 @@ class TraceFile:
             if binary.peek(2)[:2] == b"\x1f\x8b":
                 binary = self._buffered(gzip.GzipFile(fileobj=binary))
             self._binary = binary
-            self.head = binary.peek(HEAD_BYTES)[:HEAD_BYTES]
+            self.head = binary.peek(HEAD_BYTES)[:HEAD_BYTES].removeprefix(codecs.BOM_UTF8)
         except (OSError, ValueError, EOFError, zlib.error) as error:
             self._stack.close()
             raise self._unreadable(error, path) from None
@@ -63,7 +64,7 @@ class TraceFile:
                 yield number, InputError(f"the line is longer than {MAX_LINE_BYTES // 2**20} MiB")
                 continue
             if number == 1:
-                raw = raw.removeprefix(b"\xef\xbb\xbf")
+                raw = raw.removeprefix(codecs.BOM_UTF8)
             try:
                 text = raw.decode()
             except UnicodeDecodeError as error:
