@@ -90,6 +90,10 @@ class BlockPool:
         """Blocks with holders."""
         return self.num_blocks - self.keyless - self.cached
 
+    def count_cached(self) -> int:
+        """Return `cached` as counted anew, one extent after the other."""
+        return sum(extent.size for extent in self._lru)
+
     # Free queue
 
     def take(self, count: int) -> None:

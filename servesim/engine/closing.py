@@ -7,6 +7,7 @@ from operator import mul
 from typing import TYPE_CHECKING, Any
 
 from servesim.engine.door import write_tokens
+from servesim.engine.laws import broken_laws
 from servesim.engine.sequence import DECODE, Sequence
 from servesim.records import Run
 
@@ -40,6 +41,7 @@ def close(engine: Engine, config: dict[str, Any]) -> Run:
         config=config,
         steps=log,
         engine=totals,
+        violations=broken_laws(engine),
     )
 
 

@@ -125,6 +125,11 @@ class Door:
             return []
         return [sequence for sequence in sequences if self.deadline(sequence.index) < self._engine.now]
 
+    @property
+    def lets_come_back(self) -> bool:
+        """Whether a request may be neither over nor in the engine: its client waits to send it again."""
+        return self._screened and self._reactive
+
     def deadline(self, index: int) -> float:
         """Return when the client of the attempt in flight leaves, in seconds."""
         return math.inf if self._timeout_s is None else self._workload.requests.arrival_s[index] + self._timeout_s
@@ -207,6 +212,7 @@ class Door:
                 waiter = next(w for w in engine.waiting if w == index or (w.__class__ is Sequence and w.index == index))
                 if isinstance(waiter, Sequence):
                     sequence = waiter
+                    engine.wasted_tokens += waiter.high_water
                 else:
                     self.queued_tokens -= engine.workload.requests.prompt_tokens[index]
                 engine.waiting.remove(waiter)

@@ -75,6 +75,7 @@ class Engine:
         self.records = Records(len(requests))
         self.log = StepLog()
         self.totals = EngineTotals(num_blocks=config.num_blocks)
+        self.wasted_tokens = 0  # computed for clients that had left by the end
         self.targets = producible(requests, config.max_model_len)
         self.running: dict[int, Sequence] = {}  # by order of admission
         self.waiting = waiting_queue(self.policy, requests, self.targets)
@@ -137,6 +138,8 @@ class Engine:
         """End a running sequence whose client has left: its blocks are free at once."""
         if sequence.state == ENDED:
             self.records.pieces.setdefault(sequence.index, [(sequence.piece, len(self.log) - 1)])
+        computed = sequence.base + self.decoding.tick if sequence.state == DECODE else sequence.computed
+        self.wasted_tokens += max(computed, sequence.high_water)
         self._interrupt(sequence, len(self.log))
 
     # Steps in which nothing but decoding happens
