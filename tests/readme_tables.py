@@ -1,0 +1,73 @@
+"""Write the README's tables of presets from the registries: `python3 -m tests.readme_tables`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from servesim.catalog.hardware import HARDWARE
+from servesim.catalog.models import MODELS
+from servesim.units import format_bytes, format_si
+from servesim.workload.arrivals import ARRIVALS
+from servesim.workload.lengths import LENGTHS
+from servesim.workload.trace import TRACE_FORMATS
+
+README = Path(__file__).resolve().parent.parent / "README.md"
+
+
+def table(header: str, rows: list[tuple[object, ...]]) -> str:
+    columns = header.count("|") - 1
+    lines = [header, "|" + " --- |" * columns]
+    return "\n".join([*lines, *("| " + " | ".join(map(str, row)) + " |" for row in rows)])
+
+
+def tables() -> dict[str, str]:
+    """Return the text of every table, by the name of its marker."""
+    return {
+        "hardware": table(
+            "| `--hardware` | memory GiB | GB/s | BF16 TFLOP/s | reserve GiB | mfu | mbu | overhead | source |",
+            [
+                (
+                    *(f"`{h.name}`", f"{h.memory_gib:g}", f"{h.bandwidth_gb_s:g}", f"{h.tflops:g}"),
+                    *(f"{h.reserve_gib:g}", f"{h.mfu:g}", f"{h.mbu:g}", f"{h.overhead_ms:g} ms"),
+                    f"{h.source} ({h.date})",
+                )
+                for h in HARDWARE.values()
+            ],
+        ),
+        "models": table(
+            "| `--model` | parameters | weights | layers | KV per token | source |",
+            [
+                (
+                    *(f"`{m.name}`", format_si(m.params), m.weight_dtype, m.layers),
+                    *(format_bytes(m.kv_bytes_per_token(context=4096)), f"{m.source} ({m.date})"),
+                )
+                for m in MODELS.values()
+            ],
+        ),
+        "lengths": table(
+            "| length | what it draws |", [(f"`{kind.usage}`", kind.summary) for kind in LENGTHS.values()]
+        ),
+        "arrivals": table(
+            "| `--arrivals` | how requests come |", [(f"`{name}`", kind.summary) for name, kind in ARRIVALS.items()]
+        ),
+        "traces": table(
+            "| `--trace-format` | what it is |", [(f"`{name}`", kind.summary) for name, kind in TRACE_FORMATS.items()]
+        ),
+    }
+
+
+def with_tables(text: str) -> str:
+    """Return the README `text` with every marked table as the registries have it."""
+    for name, body in tables().items():
+        marked = re.compile(rf"(<!-- table: {name} -->\n)(?:\|[^\n]*\n)*(<!-- end -->)")
+        text, found = marked.subn(lambda match, body=body: f"{match[1]}{body}\n{match[2]}", text)
+        if found != 1:
+            raise SystemExit(f"README.md has {found} tables marked {name}, must have one")
+    return text
+
+
+if __name__ == "__main__":
+    README.write_text(with_tables(README.read_text(encoding="utf-8")), encoding="utf-8")
+    sys.exit(0)
