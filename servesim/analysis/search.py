@@ -83,7 +83,7 @@ class Search(Generic[Result]):
     votes: int = 3  # odd; 1 for a simulator, which repeats itself
     max_probes: int = 60
     on_probe: Callable[[Probe[Result]], None] | None = None
-    _probes: list[Probe[Result]] = field(default_factory=list)
+    probes: list[Probe[Result]] = field(default_factory=list)  # so far
 
     def __post_init__(self) -> None:
         if self.whole:
@@ -95,13 +95,13 @@ class Search(Generic[Result]):
 
     def run(self) -> Found[Result]:
         """Probe until the edge is known."""
-        while len(self._probes) < self.max_probes:
+        while len(self.probes) < self.max_probes:
             load = self._next_load()
             if load is None:
                 break
             answer, result = self.probe(load)
             probe = Probe(load, answer, result)
-            self._probes.append(probe)
+            self.probes.append(probe)
             if self.on_probe is not None:
                 self.on_probe(probe)
         return self._found()
@@ -127,7 +127,7 @@ class Search(Generic[Result]):
 
     def _bracket(self) -> tuple[float | None, float | None]:
         """Return (the highest load that meets below the lowest that does not, the lowest that does not)."""
-        verdicts = {load: self._verdict(load) for load in {probe.load for probe in self._probes}}
+        verdicts = {load: self._verdict(load) for load in {probe.load for probe in self.probes}}
         met = [load for load, verdict in verdicts.items() if verdict is Answer.MET]
         above = [load for load, verdict in verdicts.items() if verdict is not Answer.MET]
         # A vote that turns a load over may leave a met one above a missed one: believe the lower of the two.
@@ -135,7 +135,7 @@ class Search(Generic[Result]):
         return max((load for load in met if missed is None or load < missed), default=None), missed
 
     def _answers(self, load: float) -> list[Answer]:
-        return [probe.answer for probe in self._probes if probe.load == load]
+        return [probe.answer for probe in self.probes if probe.load == load]
 
     def _verdict(self, load: float) -> Answer:
         """Return the majority's answer; a discarded probe has no vote unless there is no other. A tie is not met."""
@@ -160,4 +160,4 @@ class Search(Generic[Result]):
             limit = Limit.MAXIMUM
         else:
             limit = Limit.CLIENT if self._verdict(missed) is Answer.DISCARDED else Limit.SLO
-        return Found(load=met, next_load=missed, limit=limit, probes=self._probes)
+        return Found(load=met, next_load=missed, limit=limit, probes=self.probes)

@@ -16,6 +16,7 @@ VERBS: dict[str, str] = {
     "capacity": "what fits: the memory plan, the critical batch, whether it starts",
     "simulate": "one run of a workload on a simulated server",
     "sweep": "a grid of runs, one row each, and where the knee is",
+    "loadgen": "measure a real server with the same workloads and metrics",
 }
 """Each verb is the module `servesim.cli.VERB` with `build_parser()` and `run(argv) -> int`, imported when asked for."""
 

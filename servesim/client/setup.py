@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
+from servesim.catalog.models import MODELS
 from servesim.catalog.servers import dialect_of
-from servesim.client.fetch import Answer, Fetcher, FetchError
+from servesim.client.fetch import Fetcher, FetchError
 from servesim.client.scraper import RawPage
 from servesim.client.target import Target
 from servesim.client.window import setup_facts, wanted_names
-from servesim.errors import RunError
+from servesim.workload.spec import WorkloadSpec
 
 Facts = dict[str, Any]
 
 
-def read_setup(target: Target, page: RawPage | None = None, *, timeout_s: float = 5.0) -> Facts:
+def read_setup(target: Target, page: RawPage | None = None, *, timeout_s: float = 3.0) -> Facts:
     """Ask the server for its setup facts; `page` is its metrics page, where it has one.
 
     Keys, each only where it is known: `dialect, version, model, models, params, weights_bytes, quantization,
@@ -30,7 +32,8 @@ def read_setup(target: Target, page: RawPage | None = None, *, timeout_s: float 
     """
     facts: Facts = {}
     with Fetcher(target, timeout_s) as fetcher:
-        models = _ask(fetcher, "/v1/models")
+        ask = _Asker(fetcher)
+        models = ask("/v1/models")
         _read_models(models, facts)
         metrics = None if page is None else page.parse(wanted_names())
         dialect = None if metrics is None else dialect_of(metrics.samples)
@@ -38,30 +41,34 @@ def read_setup(target: Target, page: RawPage | None = None, *, timeout_s: float 
         if metrics is not None:
             _read_cache_config(setup_facts(metrics), facts)
         if name in (None, "llama.cpp"):
-            _read_props(_ask(fetcher, "/props"), facts)
-            _read_slots(_ask(fetcher, "/slots"), facts)
+            _read_props(ask("/props"), facts)
+            _read_slots(ask("/slots"), facts)
             name = name or ("llama.cpp" if facts.get("slots") else None)
         if name in (None, "vllm"):
-            facts["version"] = facts.get("version") or _text(_ask(fetcher, "/version"), "version")
+            facts["version"] = facts.get("version") or _text(ask("/version"), "version")
         if name in (None, "sglang"):
-            name = "sglang" if _read_sglang(_ask(fetcher, "/get_server_info"), facts) else name
+            name = "sglang" if _read_sglang(ask("/get_server_info"), facts) else name
         facts["dialect"] = name
     return {key: value for key, value in facts.items() if value is not None}
 
 
-def pick_model(target: Target, *, timeout_s: float = 10.0) -> str:
-    """Return the model that the server serves, for a run without `--model`: the first of `/v1/models`.
+def pick_model(target: Target, *, timeout_s: float = 10.0) -> str | None:
+    """Return the model that the server serves, for a run without `--model`: the first that `/v1/models` lists.
 
-    Raises RunError, with the remedy, where the server does not tell.
+    None where the server does not tell: most servers with one model do without the field. Raises RunError where
+    nobody is there.
     """
-    with Fetcher(target, timeout_s) as fetcher:
-        answer = fetcher.get("/v1/models")
     facts: Facts = {}
+    with Fetcher(target, timeout_s) as fetcher:
+        try:
+            answer = fetcher.get("/v1/models")
+        except FetchError as error:
+            if error.kind in ("refused", "unresolvable"):
+                raise
+            return None
     _read_models(answer.json() if answer.ok else None, facts)
-    if not facts.get("model"):
-        hint = "; give the key with --api-key-env" if answer.status in (401, 403) else "; give --model"
-        raise RunError(f"{target.url} does not say which model it serves (/v1/models answers {answer.status}){hint}")
-    return str(facts["model"])
+    model: str | None = facts.get("model")
+    return model
 
 
 def simulate_options(facts: Mapping[str, Any]) -> Facts:
@@ -89,6 +96,30 @@ def simulate_options(facts: Mapping[str, Any]) -> Facts:
     return {key: value for key, value in options.items() if value is not None}
 
 
+def like_run(config: Mapping[str, Any], facts: Mapping[str, Any]) -> Facts:
+    """Return the options of `simulate` that stand for a saved run: its server as far as it told, and its workload.
+
+    `config` and `facts` are the run's `config` and `setup`. The device is not among what a server tells.
+    """
+    workload = {field.name: config[field.name] for field in fields(WorkloadSpec) if config.get(field.name) is not None}
+    model = known_model(facts)
+    return {**simulate_options(facts), **workload, **({} if model is None else {"model": model})}
+
+
+def known_model(facts: Mapping[str, Any]) -> str | None:
+    """Return the preset of the model that a server says it serves, None where no name fits.
+
+    >>> known_model({"model": "meta-llama/Llama-3.1-8B-Instruct"})
+    'llama-3.1-8b'
+    >>> known_model({"model": "smollm2-135m", "quantization": "Q4_1"})
+    'smollm2-135m-q4_1'
+    """
+    name = str(facts.get("model", "")).lower().rsplit("/", 1)[-1].removesuffix(".gguf")
+    name = re.sub(r"[-_.](instruct|it|chat|hf)\b", "", name)
+    quantization = str(facts.get("quantization") or "").lower()
+    return next((candidate for candidate in (f"{name}-{quantization}", name) if candidate in MODELS), None)
+
+
 def _rules(version: object) -> str | None:
     """Return the rule set of a vLLM version: 0.14 to 0.18 schedule as 0.18 does, later ones as 0.32."""
     match = re.match(r"v?(\d+)\.(\d+)", version) if isinstance(version, str) else None
@@ -97,13 +128,23 @@ def _rules(version: object) -> str | None:
     return "vllm-0.18" if (int(match[1]), int(match[2])) < (0, 19) else "vllm-0.32"
 
 
-def _ask(fetcher: Fetcher, route: str) -> Any:
-    """Return a route's JSON, None where it is not offered."""
-    try:
-        answer: Answer = fetcher.get(route)
-    except FetchError:
-        return None
-    return answer.json() if answer.ok else None
+class _Asker:
+    """Asks for one JSON after another; of a server that does not answer one in time, nothing more is asked."""
+
+    def __init__(self, fetcher: Fetcher) -> None:
+        self._fetcher = fetcher
+        self._silent = False
+
+    def __call__(self, route: str) -> Any:
+        """Return a route's JSON, None where it is not offered."""
+        if self._silent:
+            return None
+        try:
+            answer = self._fetcher.get(route)
+        except FetchError as error:
+            self._silent = error.kind == "timeout"
+            return None
+        return answer.json() if answer.ok else None
 
 
 def _objects(value: Any) -> list[dict[str, Any]]:

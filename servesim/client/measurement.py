@@ -1,0 +1,269 @@
+"""A measurement as the user asked for it: is the server there, warm-up, the clock, `/metrics` around it, the record.
+
+A `Measurer` measures one server as often as it is told (repeats, the rows of a grid, the probes of a search) and keeps
+what one run teaches for the next: open connections, the tokens that a word costs, the server's setup.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from array import array
+from collections.abc import Callable
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+from servesim.catalog.servers import dialect_of
+from servesim.client.interrupts import Interrupts
+from servesim.client.livefile import LiveFile
+from servesim.client.loop import Timeouts
+from servesim.client.prompts import FixedPrompts, GivenPrompt, Prompts, SyntheticPrompts, TokenRate, prompt_accuracy
+from servesim.client.ready import check_reachable, wait_ready
+from servesim.client.requesting import Payload
+from servesim.client.run import LoadGenerator, Progress, Watchers
+from servesim.client.scraper import RawPage, Scraper
+from servesim.client.setup import pick_model, read_setup
+from servesim.client.spec import LoadSpec
+from servesim.client.window import gauge_sample, server_window, wanted_names
+from servesim.records import Outcome, Records, Run
+from servesim.workload.build import drive, load_requests
+from servesim.workload.requests import Requests
+from servesim.workload.spec import WorkloadSpec
+from servesim.workload.workload import ClosedLoop
+
+LANDED_SHARE = 0.95  # fewer prompts than this within the tolerance are warned of
+
+
+class Measurer:
+    """Measures one server. Close it, or use it in a `with` block.
+
+    Raises RunError where nobody is there: a refused connection, a name that does not resolve, not ready in time.
+    """
+
+    def __init__(
+        self,
+        load: LoadSpec,
+        given: list[GivenPrompt] | None = None,
+        *,
+        interrupts: Interrupts,
+        waiting: Callable[[str], None] = lambda why: None,
+    ) -> None:
+        self.load = load
+        self.target = load.target()
+        if load.wait_ready_s:
+            wait_ready(self.target, load.wait_ready_s, waiting=waiting)
+        else:
+            check_reachable(self.target)
+        asked = load.model is None and load.flavour.needs_model
+        self.model = pick_model(self.target) if asked else load.model
+        self.salt = load.prompt_salt or secrets.token_hex(4)
+        self.rate = TokenRate()
+        self.setup: dict[str, Any] | None = None
+        self._given = given
+        self._interrupts = interrupts
+        self._serial = 0  # requests so far: no two have the same text
+        self._generator = LoadGenerator(
+            self.target,
+            load.flavour,
+            timeouts=Timeouts(
+                idle_s=load.idle_timeout_s,
+                **({} if load.client_timeout_s is None else {"total_s": load.client_timeout_s}),
+            ),
+            grace_s=load.grace_s,
+            interrupts=interrupts,
+        )
+
+    def __enter__(self) -> Measurer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._generator.close()
+
+    def config(self, spec: WorkloadSpec) -> dict[str, Any]:
+        """Return the effective configuration: the same load again, from itself."""
+        return {**spec.as_dict(), **self.load.as_dict(), "model": self.model, "prompt_salt": self.salt}
+
+    def measure(
+        self,
+        spec: WorkloadSpec,
+        *,
+        warmup: int,
+        config: dict[str, Any] | None = None,
+        file: LiveFile | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        notes: list[str] | None = None,
+    ) -> Run:
+        """Warm up, then measure `spec` once. `file` gets every record as it is complete; `notes`, what was read."""
+        config = self.config(spec) if config is None else config
+        requests = self._requests(spec, notes)
+        workload = drive(spec, requests)
+        warm = self._warm_up(requests, warmup, config) if warmup else None
+        scraper = Scraper(self.target)
+        scraper.first()
+        if self.setup is None:
+            self.setup = read_setup(self.target, scraper.pages[0] if scraper.offered else None)
+        if file is not None:
+            file.begin(config, self.setup, warm)
+        started = 0.0
+
+        def start() -> float:
+            nonlocal started
+            scraper.start()
+            started = monotonic()
+            return started
+
+        try:
+            run = self._generator.measure(
+                workload,
+                self._payload(requests, self._prompts(requests)),
+                config=config,
+                concurrency=spec.concurrency,
+                watchers=Watchers(filed=None if file is None else file.request, progress=progress),
+                start=start,
+            )
+        except BaseException:
+            scraper.stop()
+            if file is not None:
+                file.abandon()
+            raise
+        self._attach(run, scraper.stop(), started, warm)
+        if file is not None:
+            file.end(run)
+        return run
+
+    def _requests(self, spec: WorkloadSpec, notes: list[str] | None) -> Requests:
+        requests = load_requests(spec, notes)
+        if self._given is not None:
+            lengths = [each.output_tokens for each in self._given]
+            for index in range(len(requests)):
+                asked = lengths[index % len(lengths)]
+                if asked is not None:
+                    requests.output_tokens[index] = asked
+        return requests
+
+    def _prompts(self, requests: Requests) -> Prompts:
+        if self._given is not None:
+            return FixedPrompts(tuple(each.prompt for each in self._given))
+        first = self._serial
+        self._serial += len(requests)
+        return SyntheticPrompts(requests, self.rate, salt=self.salt, first_serial=first)
+
+    def _payload(self, requests: Requests, prompts: Prompts) -> Payload:
+        build, options = self.load.flavour.build_body, self.load.request_options(self.model)
+        output_tokens = requests.output_tokens
+
+        def payload(index: int) -> bytes:
+            body = build(prompts.prompt(index), replace(options, max_tokens=output_tokens[index]))
+            return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+
+        return payload
+
+    def _warm_up(self, requests: Requests, count: int, config: dict[str, Any]) -> Run | None:
+        """Send `count` requests one after the other, the shortest and the longest prompt in turn; learn from usage.
+
+        They share no content with the measured ones, whose first lookups should find what they would without them.
+        """
+        if not len(requests):
+            return None
+        lengths = requests.prompt_tokens
+        ends = (min(range(len(lengths)), key=lengths.__getitem__), max(range(len(lengths)), key=lengths.__getitem__))
+        runs = []
+        for number in range(count):
+            one = Requests()
+            one.prompt_tokens.append(lengths[ends[number % 2]])
+            one.output_tokens.append(requests.output_tokens[ends[number % 2]])
+            one.arrival_s.append(0.0)
+            prompts = self._prompts(one)
+            payload = self._payload(one, prompts)
+            run = self._generator.measure(ClosedLoop(one, 1), payload, config=config, concurrency=1)
+            if self._interrupts.count:
+                raise KeyboardInterrupt
+            if run.records.outcome[0] == Outcome.COMPLETED and not _guessed(run):
+                prompts.learn(0, run.records.prompt_tokens[0])
+            runs.append(run)
+        return _joined(runs)
+
+    def _attach(self, run: Run, raw: list[RawPage], started: float, warm: Run | None) -> None:
+        """Add to a run what was learned around it."""
+        run.setup = dict(self.setup or {})
+        run.warmup = warm
+        pages = [page.parse(wanted_names()) for page in raw]
+        if len(pages) > 1 and dialect_of([*pages[0].samples, *pages[-1].samples]) is not None:
+            run.server = server_window(pages[0], pages[-1], pages[1:-1], version=run.setup.get("version"))
+        for page in pages:
+            sample = gauge_sample(page)
+            if sample is not None:
+                sample.at_s -= started
+                run.gauges.append(sample)
+        run.warnings += self._warnings(run)
+
+    def _warnings(self, run: Run) -> list[str]:
+        records, requests = run.records, run.requests
+        warnings = []
+        done = [index for index, outcome in enumerate(records.outcome) if outcome == Outcome.COMPLETED]
+        counted = [index for index in done if not records.extra.get(index, {}).get("estimated")]
+        if self._given is None and counted:
+            accuracy = prompt_accuracy(
+                [requests.prompt_tokens[index] for index in counted],
+                [records.prompt_tokens[index] for index in counted],
+            )
+            if accuracy is not None and accuracy.within_tolerance < LANDED_SHARE:
+                warnings.append(
+                    f"only {accuracy.within_tolerance:.0%} of the prompts are within 1 % (or 2 tokens) of the asked "
+                    f"length, the worst is off by {accuracy.max_error_tokens:,}"
+                    + self._remedy(min(requests.prompt_tokens))
+                )
+        if done and not counted:
+            warnings.append("the server reports no usage: output tokens are counted from events, prompts not at all")
+        short = sum(records.output_tokens[index] < requests.output_tokens[index] for index in counted)
+        if short:
+            warnings.append(
+                f"{short:,} of {len(done):,} answers are shorter than asked"
+                + ("" if self.load.ignore_eos else "; --ignore-eos makes most servers go on")
+            )
+        return warnings
+
+    def _remedy(self, shortest: int) -> str:
+        """Say why prompts could miss their length."""
+        if not self.rate.learned:
+            return "; warm-up requests would have taught the length of a word"
+        if shortest <= self.rate.overhead:
+            chat = "; --api completions has no chat template" if self.load.api == "chat" else ""
+            return f"; the server adds {self.rate.overhead:.0f} to every prompt{chat}"
+        return ""
+
+
+def _guessed(run: Run) -> bool:
+    return bool(run.records.extra.get(0, {}).get("estimated"))
+
+
+def _joined(runs: list[Run]) -> Run:
+    """Return runs of one request each as one run; every request's times count from its own start."""
+    joined = Run("measured", Requests(), Records(len(runs)), array("d"), runs[0].config)
+    records = joined.records
+    records.end_s = array("d", [0.0]) * len(runs)
+    records.visible = array("q", [-1]) * len(runs)
+    for number, run in enumerate(runs):
+        one, shift = run.records, len(joined.times)
+        joined.times.extend(run.times)
+        for name in ("prompt_tokens", "output_tokens", "arrival_s"):
+            getattr(joined.requests, name).append(getattr(run.requests, name)[0])
+        for name in ("planned_s", "sent_s", "prompt_tokens", "output_tokens", "cached_tokens", "outcome"):
+            getattr(records, name)[number] = getattr(one, name)[0]
+        for name in ("reason", "extra"):
+            if 0 in getattr(one, name):
+                getattr(records, name)[number] = getattr(one, name)[0]
+        if 0 in one.capped:
+            records.capped.add(number)
+        if one.first[0] >= 0:
+            records.first[number], records.last[number] = one.first[0] + shift, one.last[0] + shift
+        if one.visible is not None and one.visible[0] >= 0:
+            records.visible[number] = one.visible[0] + shift
+        if one.end_s is not None:
+            records.end_s[number] = one.end_s[0]
+    return joined
