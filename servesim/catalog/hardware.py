@@ -6,6 +6,7 @@ figure that datasheets print at half of their large print. `memory_gib` is what 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +35,7 @@ class Hardware:
     kind: str = "gpu"
     source: str
     date: str
+    detailed: Mapping[str, float] | None = None  # parameters of the cost model `detailed`, where they are not its own
     fitted: str = ""  # how efficiency figures were fitted, and how well; empty: they are the defaults
     note: str = ""
 
@@ -50,6 +52,9 @@ class Hardware:
             value = getattr(self, field)
             if not _is_number(value) or not 0 <= value < 1e9:
                 raise InputError(f"{field} of hardware {self.name!r} is {value!r}, must be a number of 0 or more")
+        for name, value in (self.detailed or {}).items():
+            if not isinstance(name, str) or not _is_number(value) or not -1e9 < value < 1e9:
+                raise InputError(f"detailed.{name} of hardware {self.name!r} is {value!r}, must be a number")
         if self.kind not in KINDS:
             raise InputError(f"kind of hardware {self.name!r} is {self.kind!r}, must be one of {', '.join(KINDS)}")
 
@@ -73,10 +78,14 @@ class Hardware:
     def with_efficiency(
         self, *, mfu: float | None = None, mbu: float | None = None, overhead_ms: float | None = None
     ) -> Hardware:
-        """Return this device with the efficiency figures that are given; a figure of its own ends a preset's fit."""
+        """Return this device with the efficiency figures that are given; a figure of its own ends a preset's fit.
+
+        The figures count for every cost model, so they go into the parameters of `detailed` too.
+        """
         given = {"mfu": mfu, "mbu": mbu, "overhead_ms": overhead_ms}
         changed = {name: value for name, value in given.items() if value is not None}
-        return replace(self, **changed, fitted="") if changed else self  # type: ignore[arg-type]
+        detailed = {**(self.detailed or {}), **changed}
+        return replace(self, **changed, detailed=detailed, fitted="") if changed else self  # type: ignore[arg-type]
 
 
 def _is_number(value: object) -> bool:
