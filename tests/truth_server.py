@@ -61,9 +61,8 @@ Script = Callable[[Asked], Sequence[Step]]
 
 def content(text: str) -> bytes:
     """T(x): a chat chunk whose delta has content x, as JSON."""
-    return json.dumps(
-        {"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {"content": text}}]}
-    ).encode()
+    delta = {"choices": [{"index": 0, "delta": {"content": text}}]}
+    return json.dumps(delta, ensure_ascii=False).encode()
 
 
 def event(data: bytes) -> bytes:
@@ -147,7 +146,7 @@ class Server:
             while self._due and self._due[0][0] <= now:
                 self._play(heapq.heappop(self._due)[2])
                 now = time.monotonic()
-            wait_s = min(0.05, self._due[0][0] - now if self._due else 0.05)
+            wait_s = min(0.01, self._due[0][0] - now if self._due else 0.01)
             if wait_s >= 0.001:
                 ready = self._selector.select(math.floor(wait_s * 1000) / 1000)
             else:

@@ -25,10 +25,12 @@ from servesim.client.loop import Loop, Timeouts
 from servesim.client.opening import describe_failure
 from servesim.client.reading import INTERRUPTED, Reader
 from servesim.client.requesting import Payload, RequestMaker
+from servesim.client.shares import attempts_of
 from servesim.client.target import Target
 from servesim.errors import RunError
 from servesim.records import NAN, Outcome, Records, Run
-from servesim.workload.workload import Retrying, Workload
+from servesim.workload.requests import Requests
+from servesim.workload.workload import Workload
 
 PROGRESS_EVERY_S = 0.25
 SWITCH_INTERVAL_S = 0.0005  # other threads (the scraper's, the connectors') hold the interpreter no longer than this
@@ -53,10 +55,12 @@ class Watchers:
     """Who hears of a run while it goes on. None of them may take long: they are called between reads.
 
     `filed(run, index)`: the record of a request is complete (the place to write its line to a file).
+    `filed_elsewhere(count)`: so many were filed by other processes, which have ended.
     `begun(run)`: just before the first request is sent. `progress`: four times a second.
     """
 
     filed: Callable[[Run, int], None] | None = None
+    filed_elsewhere: Callable[[int], None] | None = None
     begun: Callable[[Run], None] | None = None
     progress: Callable[[Progress], None] | None = None
 
@@ -119,7 +123,7 @@ class LoadGenerator:
         start; after that, whatever goes wrong is a request's failure.
         """
         watchers = watchers or Watchers()
-        run = _open_run(workload, config)
+        run = open_run(workload.requests, config)
         size = len(workload.requests)
         self.connect(min(size, OPEN_AT_MOST if concurrency is None else concurrency))
         maker = RequestMaker(self._target, self._flavour.path, payload, size)
@@ -133,6 +137,7 @@ class LoadGenerator:
             finally:
                 self._loop.health.end()
         self.health = self._loop.health
+        warn_of_unfinished(run)
         run.client = report_health(self.health, run, concurrency=concurrency)
         return run
 
@@ -157,7 +162,7 @@ class _Drive:
         self._watchers = watchers
         self._start_s = start_s
         self._reader = Reader(run, reader, start_s, self._file)
-        self._retrying = isinstance(workload, Retrying)
+        self._attempts = attempts_of(workload)
         self._done = 0
         self._stopping = False
         self._progress_at = start_s
@@ -226,7 +231,7 @@ class _Drive:
 
     def _error(self, exchange: Exchange) -> str | None:
         """Return what the workload must know of an end. Only one that retries makes us read the answer at once."""
-        if not self._retrying:
+        if self._attempts is None:
             return exchange.failure or (None if exchange.ok else f"http_{exchange.status}")
         _, kind, _ = self._reader.outcome(exchange)
         if kind == f"http_{exchange.status}" and 400 <= exchange.status < 500 and exchange.status not in RETRIED_STATUS:
@@ -260,20 +265,23 @@ class _Drive:
             for index, planned_s in enumerate(run.records.planned_s):
                 if planned_s != planned_s:  # NaN: never due
                     run.records.outcome[index] = Outcome.WITHHELD
-        if isinstance(workload, Retrying):
-            run.records.attempts.update(workload.attempts)
-        if run.records.outcome.count(Outcome.UNFINISHED):
-            run.warnings.append(
-                f"{run.records.outcome.count(Outcome.UNFINISHED)} requests were not finished when the run ended"
-            )
+        run.records.attempts.update(attempts_of(workload) or {})
 
 
-def _open_run(workload: Workload, config: dict[str, Any]) -> Run:
-    size = len(workload.requests)
+def warn_of_unfinished(run: Run) -> None:
+    """Say in the run's warnings how many requests were still on their way when it ended."""
+    unfinished = run.records.outcome.count(Outcome.UNFINISHED)
+    if unfinished:
+        run.warnings.append(f"requests not finished when the run ended: {unfinished}")
+
+
+def open_run(requests: Requests, config: dict[str, Any]) -> Run:
+    """Return a measured run in which nothing has happened."""
+    size = len(requests)
     records = Records(size)
     records.end_s = array("d", [NAN]) * size
     records.visible = array("q", [-1]) * size
-    return Run("measured", workload.requests, records, array("d"), config)
+    return Run("measured", requests, records, array("d"), config)
 
 
 @contextmanager

@@ -1,0 +1,204 @@
+"""More than one loop: processes that drive shares of a workload from one shared start.
+
+It helps only where cores are free, so it is asked for by name. The parent sends nothing: it waits, passes Ctrl-C on,
+adds up the progress, and merges the shares into one run. What must not be forked (threads, sockets) starts afterwards.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from multiprocessing.connection import Connection, wait
+from time import monotonic
+from typing import Any
+
+from servesim.client.health import Health, report_health
+from servesim.client.interrupts import Interrupts
+from servesim.client.requesting import Payload
+from servesim.client.run import LoadGenerator, Progress, Watchers, open_run, warn_of_unfinished
+from servesim.client.shares import Share
+from servesim.errors import RunError
+from servesim.records import Records, Run
+from servesim.workload.requests import Requests
+
+HEAD_START_S = 0.05  # from the word to start until the run's 0
+
+
+@dataclass(slots=True)
+class _Done:
+    """What a process hands back."""
+
+    records: Records
+    times: Any
+    health: Health
+    partial: bool
+    filed: int
+
+
+class _Hand:
+    """One forked process and the pipe to it."""
+
+    def __init__(self, share: Share, work: Callable[[Share, Connection], None]) -> None:
+        context = multiprocessing.get_context("fork")
+        self.share = share
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=work, args=(share, theirs), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.progress = Progress(done=0, total=0, in_flight=0, errors=0, token_events=0, elapsed_s=0.0)
+        self.done: _Done | None = None
+
+    def receive(self) -> object:
+        """Return the next message, None when the process is gone."""
+        try:
+            message: object = self.pipe.recv()
+        except (EOFError, OSError):
+            return None
+        return message
+
+
+def measure_in_processes(
+    shares: list[Share],
+    requests: Requests,
+    payload: Payload,
+    *,
+    make: Callable[[Interrupts], LoadGenerator],
+    config: dict[str, Any],
+    concurrency: int | None,
+    watchers: Watchers | None = None,
+    interrupts: Interrupts | None = None,
+) -> Run:
+    """Drive each of `shares` (of `requests`; see `deal`) in a process of its own and return the one run that they are.
+
+    `make(interrupts)` makes the generator, in the process that uses it. Of the watchers, `filed` is called there too
+    (a file that was opened before is shared: a line a write), the others here. A process that dies takes the records
+    that it had not filed with it: the run is then partial. Raises RunError when the server cannot be reached.
+    """
+    watchers, interrupts = watchers or Watchers(), interrupts or Interrupts()
+    run = open_run(requests, config)
+
+    def work(share: Share, pipe: Connection) -> None:
+        _work(share, pipe, make, payload, config, watchers)
+
+    sys.stdout.flush()
+    sys.stderr.flush()
+    hands = [_Hand(share, work) for share in shares]
+    try:
+        _start_together(hands)
+        if watchers.begun is not None:
+            watchers.begun(run)
+        _wait_for(hands, interrupts, watchers, len(requests))
+    finally:
+        for hand in hands:
+            if hand.done is None:
+                hand.process.kill()
+            hand.process.join()
+    health = Health(processes=0)
+    for hand in hands:
+        if hand.done is not None:
+            _merge(run, hand.share, hand.done)
+            health.merge(hand.done.health)
+            if watchers.filed_elsewhere is not None:
+                watchers.filed_elsewhere(hand.done.filed)
+        else:
+            run.partial = True
+            run.warnings.append(f"a load generator process died with exit code {hand.process.exitcode}")
+    warn_of_unfinished(run)
+    run.client = report_health(health, run, concurrency=concurrency)
+    return run
+
+
+def _start_together(hands: list[_Hand]) -> None:
+    for hand in hands:
+        message = hand.receive()
+        if message != "ready":
+            raise RunError(message if isinstance(message, str) else "a load generator process died at its start")
+    start_s = monotonic() + HEAD_START_S
+    for hand in hands:
+        hand.pipe.send(start_s)
+
+
+def _wait_for(hands: list[_Hand], interrupts: Interrupts, watchers: Watchers, total: int) -> None:
+    passed_on = interrupts.count
+    open_hands = {hand.pipe: hand for hand in hands}
+    while open_hands:
+        for ready in wait(list(open_hands), timeout=0.1):
+            hand = open_hands[ready]  # type: ignore[index]
+            message = hand.receive()
+            if isinstance(message, Progress):
+                hand.progress = message
+                if watchers.progress is not None:
+                    watchers.progress(_sum([hand.progress for hand in hands], total))
+                continue
+            if isinstance(message, _Done):
+                hand.done = message
+            elif isinstance(message, str):
+                raise RunError(message)
+            del open_hands[hand.pipe]
+        for _ in range(interrupts.count - passed_on):
+            for hand in open_hands.values():
+                hand.process.terminate()
+        passed_on = interrupts.count
+
+
+def _work(
+    share: Share,
+    pipe: Connection,
+    make: Callable[[Interrupts], LoadGenerator],
+    payload: Payload,
+    config: dict[str, Any],
+    watchers: Watchers,
+) -> None:
+    """Drive one share; runs in the forked process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all of us: the parent passes it on
+
+    def start() -> float:
+        pipe.send("ready")
+        start_s: float = pipe.recv()
+        return start_s
+
+    filed = 0
+
+    def file(run: Run, index: int) -> None:
+        nonlocal filed
+        filed += 1
+        if watchers.filed is not None:
+            watchers.filed(run, index)
+
+    own = Watchers(filed=file, progress=None if watchers.progress is None else pipe.send)
+    try:
+        with Interrupts(signal.SIGTERM) as interrupts, make(interrupts) as generator:
+            run = generator.measure(
+                share, payload, config=config, concurrency=share.concurrency or None, watchers=own, start=start
+            )
+    except RunError as error:
+        pipe.send(str(error))
+        return
+    pipe.send(_Done(run.records, run.times, generator.health, run.partial, filed))
+
+
+def _merge(run: Run, share: Share, done: _Done) -> None:
+    """Put the rows of a share where they belong."""
+    ours, theirs, base = run.records, done.records, len(run.times)
+    run.times.extend(done.times)
+    for number in share.numbers:
+        for name in ("planned_s", "sent_s", "prompt_tokens", "output_tokens", "cached_tokens", "outcome", "end_s"):
+            getattr(ours, name)[number] = getattr(theirs, name)[number]
+        for name in ("first", "last", "visible"):
+            index = getattr(theirs, name)[number]
+            getattr(ours, name)[number] = index + base if index >= 0 else -1
+        run.requests.arrival_s[number] = theirs.planned_s[number]
+    ours.reason.update(theirs.reason)
+    ours.attempts.update(theirs.attempts)
+    ours.extra.update(theirs.extra)
+    ours.capped |= theirs.capped
+    run.partial = run.partial or done.partial
+
+
+def _sum(parts: list[Progress], total: int) -> Progress:
+    names = [field.name for field in fields(Progress) if field.name not in ("total", "elapsed_s")]
+    sums = {name: sum(getattr(part, name) for part in parts) for name in names}
+    return Progress(**sums, total=total, elapsed_s=max(part.elapsed_s for part in parts))

@@ -1,0 +1,95 @@
+"""A workload dealt out to several processes: each drives a share, under the numbers that the whole gives its requests.
+
+A session stays in one hand, and a closed loop's concurrency is dealt out too.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+
+from servesim.workload.requests import Requests
+from servesim.workload.workload import Retrying, Workload
+
+Build = Callable[[Requests, int], Workload]
+"""Make the workload of some of the requests; the number is the share's concurrency (0 in an open loop)."""
+
+
+class Share(Workload):
+    """The requests `numbers` of a whole, driven by a workload of their own."""
+
+    __slots__ = ("_inner", "_local", "concurrency", "numbers")
+
+    def __init__(self, inner: Workload, whole: Requests, numbers: Sequence[int], concurrency: int) -> None:
+        super().__init__(whole, reactive=inner.reactive, duration_s=inner.duration_s)
+        self._inner = inner
+        self.numbers = numbers
+        self.concurrency = concurrency  # the share's part of it; 0 in an open loop
+        self._local = {number: local for local, number in enumerate(numbers)}
+
+    @property
+    def attempts(self) -> dict[int, int] | None:
+        """Return how often each request was sent that was sent more than once; None when nothing is retried."""
+        attempts = attempts_of(self._inner)
+        return None if attempts is None else {self.numbers[local]: count for local, count in attempts.items()}
+
+    def next_due(self) -> float:
+        return self._inner.next_due()
+
+    def take(self, now: float) -> list[int]:
+        taken = []
+        for local in self._inner.take(now):
+            number = self.numbers[local]
+            self.requests.arrival_s[number] = self._inner.requests.arrival_s[local]
+            taken.append(number)
+        return taken
+
+    def finished(self, index: int, at: float, error: str | None = None) -> bool:
+        return self._inner.finished(self._local[index], at, error)
+
+    def withheld(self) -> Iterable[int]:
+        return [self.numbers[local] for local in self._inner.withheld()]
+
+
+def attempts_of(workload: Workload) -> dict[int, int] | None:
+    """Return how often requests were sent, of those sent more than once; None when the workload retries nothing."""
+    return workload.attempts if isinstance(workload, (Retrying, Share)) else None
+
+
+def deal(requests: Requests, build: Build, *, hands: int, concurrency: int | None) -> list[Share]:
+    """Deal `requests` out to at most `hands` shares, none of them empty."""
+    hands = max(1, min(hands, len(requests) if concurrency is None else min(concurrency, len(requests))))
+    numbers = _deal_numbers(requests, hands)
+    shares = []
+    for hand in range(hands):
+        own = 0 if concurrency is None else concurrency // hands + (hand < concurrency % hands)
+        if numbers[hand]:
+            shares.append(Share(build(select(requests, numbers[hand]), own), requests, numbers[hand], own))
+    return shares
+
+
+def select(requests: Requests, numbers: Sequence[int]) -> Requests:
+    """Return the given rows of `requests`, in their order."""
+    chosen = Requests()
+    for name in Requests.__slots__:
+        column = getattr(requests, name)
+        if column is not None:
+            values = [column[number] for number in numbers]
+            setattr(chosen, name, array(column.typecode, values) if isinstance(column, array) else values)
+    return chosen
+
+
+def _deal_numbers(requests: Requests, hands: int) -> list[list[int]]:
+    numbers: list[list[int]] = [[] for _ in range(hands)]
+    holder: dict[str, int] = {}
+    dealt = 0
+    for number in range(len(requests)):
+        session = None if requests.sessions is None else requests.sessions[number]
+        if session in holder:
+            numbers[holder[session]].append(number)
+            continue
+        if session is not None:
+            holder[session] = dealt % hands
+        numbers[dealt % hands].append(number)
+        dealt += 1
+    return numbers
