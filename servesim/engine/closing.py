@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from array import array
+from collections.abc import Iterator
 from operator import mul
 from typing import TYPE_CHECKING, Any
 
 from servesim.engine.door import write_tokens
 from servesim.engine.laws import broken_laws
 from servesim.engine.sequence import DECODE, Sequence
-from servesim.records import Run
+from servesim.records import Outcome, Records, Run
+from servesim.workload.workload import Workload
 
 if TYPE_CHECKING:
     from servesim.engine.engine import Engine
@@ -20,11 +23,29 @@ def close(engine: Engine, config: dict[str, Any]) -> Run:
 
     `config` is the effective configuration that the run is to carry.
     """
+    close_engine(engine)
+    records = engine.records
+    records.abandoned = engine.abandoned
+    close_records(records, engine.workload, engine.screen.targets, {*live_indices(engine)})
+    return Run(
+        source="simulated",
+        requests=engine.workload.requests,
+        records=records,
+        times=engine.log.end_s,
+        config=config,
+        steps=engine.log,
+        engine=engine.totals,
+        violations=broken_laws(engine),
+    )
+
+
+def close_engine(engine: Engine) -> None:
+    """Write what is still in flight into the records; complete the step log and the totals."""
+    engine.door.close()
     _close_unfinished(engine)
-    log, totals, requests = engine.log, engine.totals, engine.workload.requests
+    log, totals = engine.log, engine.totals
     log.prefill_tokens.frombytes(bytes(log.prefill_tokens.itemsize * (len(log) - len(log.prefill_tokens))))
     log.starts.pop(len(log), None)  # it woke up for nothing
-    engine.records.prompt_tokens = requests.prompt_tokens[:]
     totals.steps = len(log)
     if totals.steps:
         durations_s = log.durations_s()
@@ -33,16 +54,38 @@ def close(engine: Engine, config: dict[str, Any]) -> Run:
         totals.kv_peak_blocks = max(log.kv_blocks)
         totals.kv_block_seconds = math.fsum(map(mul, log.kv_blocks, durations_s))
     totals.evictions = engine.pool.evictions
-    return Run(
-        source="simulated",
-        requests=requests,
-        records=engine.records,
-        times=log.end_s,
-        config=config,
-        steps=log,
-        engine=totals,
-        violations=broken_laws(engine),
-    )
+
+
+def live_indices(engine: Engine) -> Iterator[int]:
+    """Yield the requests that are in the engine, running or waiting."""
+    for sequence in engine.running.values():
+        yield sequence.index
+    for waiter in engine.waiting:
+        yield waiter.index if isinstance(waiter, Sequence) else waiter
+
+
+def close_records(records: Records, workload: Workload, targets: array[int], live: set[int]) -> None:
+    """Fill in the columns that need no step to be known: when requests were sent, what they asked, who was capped.
+
+    `live` are the requests that are still in an engine.
+    """
+    requests = workload.requests
+    records.prompt_tokens = requests.prompt_tokens[:]
+    if all(map(math.isnan, records.sent_s)):  # nobody wrote them down one by one: all were sent when they were due
+        records.sent_s = requests.arrival_s[:]
+        if Outcome.UNFINISHED in records.outcome:
+            for index, outcome in enumerate(records.outcome):
+                if outcome == Outcome.UNFINISHED and index not in live:
+                    records.sent_s[index] = math.nan
+    records.planned_s = records.sent_s[:]
+    for index in workload.withheld():
+        records.outcome[index] = Outcome.WITHHELD
+    if targets is not requests.output_tokens:
+        records.capped = {
+            index
+            for index, (target, asked) in enumerate(zip(targets, requests.output_tokens, strict=True))
+            if target < asked and records.outcome[index] == Outcome.COMPLETED
+        }
 
 
 def _close_unfinished(engine: Engine) -> None:
@@ -56,4 +99,4 @@ def _close_unfinished(engine: Engine) -> None:
             if sequence.piece < step:
                 pieces.append((sequence.piece, step - 1))
         if pieces:
-            write_tokens(records, engine.log.end_s, index, pieces, outputs, engine.door.deadline(index))
+            write_tokens(engine, index, pieces, outputs, engine.door.deadline(index))

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from array import array
 from collections import deque
-from operator import add
 from typing import TYPE_CHECKING
 
 from servesim.engine.sequence import Sequence
-from servesim.records import Outcome, Records
-from servesim.workload.requests import Requests
+from servesim.records import Outcome
 
 if TYPE_CHECKING:
     from servesim.engine.engine import Engine
@@ -19,24 +16,15 @@ TIMEOUT = "timeout"
 QUEUE_FULL = "queue_full"
 
 
-def producible(requests: Requests, max_model_len: int | None) -> array[int]:
-    """Return the output tokens that each request may have: what it asks for, up to the length limit."""
-    if max_model_len is None:
-        return requests.output_tokens
-    asked = zip(requests.prompt_tokens, requests.output_tokens, strict=True)
-    return array("q", [min(output, max_model_len - prompt) for prompt, output in asked])
-
-
-def write_tokens(
-    records: Records, end_s: array[float], index: int, pieces: list[tuple[int, int]], outputs: int, deadline: float
-) -> None:
+def write_tokens(engine: Engine, index: int, pieces: list[tuple[int, int]], outputs: int, deadline: float) -> None:
     """Record the tokens that a client had before it left: all `outputs`, but for one that may have come too late."""
+    records = engine.records
     start, last = pieces[-1]
-    if end_s[last] > deadline:
+    if engine.log.end_s[last] > deadline:
         outputs -= 1
         pieces.pop()
         if start < last:
-            records.abandoned.append((last - 1, last))
+            engine.abandoned.append((last - 1, last))
             pieces.append((start, last - 1))
     records.output_tokens[index] = outputs
     records.first[index] = pieces[0][0] if pieces else -1
@@ -64,30 +52,12 @@ class Door:
         self.queued_tokens = 0  # prompts of those in `waiting` that were never admitted
         self.counting = config.max_num_queued_tokens is not None
         self._screened = (
-            self._timeout_s is not None or self.counting or config.max_num_queued_reqs is not None or self._may_refuse()
+            self._timeout_s is not None
+            or self.counting
+            or config.max_num_queued_reqs is not None
+            or engine.screen.may_refuse
         )
         self.wake = engine.workload.next_due()
-
-    def _may_refuse(self) -> bool:
-        requests = self._engine.workload.requests
-        if not len(requests):
-            return False
-        prompt = max(requests.prompt_tokens)
-        total = max(map(add, requests.prompt_tokens, self._engine.targets))
-        return self._refusal(prompt, total) is not None
-
-    def _refusal(self, prompt: int, total: int) -> str | None:
-        """Return why a request can never be served, or None. `total` is prompt + output, capped."""
-        config = self._engine.config
-        if config.max_model_len is not None and prompt >= config.max_model_len:
-            return "prompt_too_long"
-        if config.max_tokens_in_flight and total > config.max_tokens_in_flight:
-            return "over_max_tokens_in_flight"
-        if -(-(total - 1) // config.block_size) > config.num_blocks:
-            return "over_kv_cache"
-        if not config.chunked_prefill and config.max_model_len is None and total - 1 > config.max_num_batched_tokens:
-            return "over_token_budget"
-        return None
 
     def open(self) -> None:
         """Let clients leave whose time is up, then let in who is due."""
@@ -135,29 +105,9 @@ class Door:
         return math.inf if self._timeout_s is None else self._workload.requests.arrival_s[index] + self._timeout_s
 
     def close(self) -> None:
-        """Let go of those whose clients have left by the end of the run; fill in when the others were sent."""
-        engine, requests = self._engine, self._workload.requests
-        records = engine.records
+        """Let go of those whose clients have left by the end of the run."""
         if self._deadlines:
-            self._expire(engine.until)
-        if not self._screened:
-            records.sent_s = requests.arrival_s[:]
-            if 0 in records.outcome:
-                here = {sequence.index for sequence in engine.running.values()}
-                here.update(waiter if isinstance(waiter, int) else waiter.index for waiter in engine.waiting)
-                for index, outcome in enumerate(records.outcome):
-                    if not outcome and index not in here:
-                        records.sent_s[index] = math.nan
-        records.planned_s = records.sent_s[:]
-        for index in self._workload.withheld():
-            records.outcome[index] = Outcome.WITHHELD
-        if engine.targets is not requests.output_tokens:
-            completed, asked = Outcome.COMPLETED, requests.output_tokens
-            records.capped = {
-                index
-                for index, target in enumerate(engine.targets)
-                if target < asked[index] and records.outcome[index] == completed
-            }
+            self._expire(self._engine.until)
 
     def reset_wake(self) -> None:
         """Ask the workload anew when somebody comes."""
@@ -174,7 +124,7 @@ class Door:
         else:
             records.attempts[index] = records.attempts.get(index, 1) + 1
         prompt = requests.prompt_tokens[index]
-        refusal = self._refusal(prompt, prompt + engine.targets[index])
+        refusal = engine.screen.refusal(prompt, prompt + engine.targets[index])
         if refusal is None and (
             (config.max_num_queued_reqs is not None and len(engine.waiting) >= config.max_num_queued_reqs)
             or (self.counting and self.queued_tokens + prompt > (config.max_num_queued_tokens or 0))
@@ -220,16 +170,17 @@ class Door:
             del self._attempts[index]
             if sequence is not None and sequence.outputs:
                 pieces = engine.records.pieces.pop(index)
-                write_tokens(engine.records, engine.log.end_s, index, pieces, sequence.outputs, deadline)
+                write_tokens(engine, index, pieces, sequence.outputs, deadline)
             self._fail(index, deadline, TIMEOUT)
 
     def _fail(self, index: int, at: float, error: str) -> None:
         """Close the record of a request that was refused or given up, unless its client comes back."""
-        records = self._engine.records
+        engine = self._engine
+        records = engine.records
         if self._workload.finished(index, at, error):
             first = records.first[index]
             if first >= 0:
-                records.abandoned.extend(records.pieces.pop(index, [(first, records.last[index])]))
+                engine.abandoned.extend(records.pieces.pop(index, [(first, records.last[index])]))
                 records.first[index] = records.last[index] = -1
                 records.output_tokens[index] = 0
             records.preempted.pop(index, None)

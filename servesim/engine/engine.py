@@ -28,9 +28,10 @@ from servesim.engine.blocks import BlockPool
 from servesim.engine.closing import close
 from servesim.engine.config import RULES, EngineConfig
 from servesim.engine.decoding import Decoding
-from servesim.engine.door import Door, producible
+from servesim.engine.door import Door
 from servesim.engine.observation import Observation, StepWatch
 from servesim.engine.policy import POLICIES, waiting_queue
+from servesim.engine.screen import Screen
 from servesim.engine.sequence import DECODE, ENDED, PREFILL, WAITING, Sequence
 from servesim.errors import RunError
 from servesim.records import EngineTotals, Outcome, Records, Run, StepLog
@@ -52,7 +53,8 @@ class Engine:
     """One engine under `config`, fed by `workload`, with step times from `cost`.
 
     `advance(until)` runs every step that starts before `until`; `run()` then gives the run. An `observer` is called
-    after each step with an `Observation`; it changes nothing but the speed.
+    after each step with an `Observation`; it changes nothing but the speed. Engines of one fleet share `screen` and
+    `records`.
     """
 
     def __init__(
@@ -62,6 +64,8 @@ class Engine:
         workload: Workload,
         *,
         observer: Callable[[Observation], None] | None = None,
+        screen: Screen | None = None,
+        records: Records | None = None,
     ) -> None:
         requests = workload.requests
         self.config = config
@@ -72,11 +76,13 @@ class Engine:
         self.watch = None if observer is None else StepWatch(observer)
         self.now = 0.0
         self.until = math.inf  # how far it was last told to advance
-        self.records = Records(len(requests))
+        self.records = Records(len(requests)) if records is None else records
+        self.abandoned: list[tuple[int, int]] = []  # as in `Records`, of this engine's steps
         self.log = StepLog()
         self.totals = EngineTotals(num_blocks=config.num_blocks)
         self.wasted_tokens = 0  # computed for clients that had left by the end
-        self.targets = producible(requests, config.max_model_len)
+        self.screen = Screen(config, requests) if screen is None else screen
+        self.targets = self.screen.targets
         self.running: dict[int, Sequence] = {}  # by order of admission
         self.waiting = waiting_queue(self.policy, requests, self.targets)
         self.blocked = False  # the head of `waiting` cannot enter until something changes
@@ -129,10 +135,13 @@ class Engine:
 
         `config` is the effective configuration that the run is to carry.
         """
+        self.drain()
+        return close(self, config or {})
+
+    def drain(self) -> None:
+        """Process the output of the last step, if an asynchronous engine has yet to."""
         released, self.ended = self.ended, []
         self._release(released)
-        self.door.close()
-        return close(self, config or {})
 
     def abort(self, sequence: Sequence) -> None:
         """End a running sequence whose client has left: its blocks are free at once."""

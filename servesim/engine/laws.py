@@ -12,7 +12,7 @@ from operator import le, mul, sub
 from typing import TYPE_CHECKING
 
 from servesim.engine.sequence import DECODE, Sequence
-from servesim.records import Outcome, Records
+from servesim.records import Outcome
 
 if TYPE_CHECKING:
     from servesim.engine.engine import Engine
@@ -32,7 +32,7 @@ def _requests(engine: Engine) -> str | None:
     inside = [sequence.index for sequence in engine.running.values()]
     inside += [waiter.index if isinstance(waiter, Sequence) else waiter for waiter in engine.waiting]
     away = came - over - len(inside)
-    if len(set(inside)) < len(inside) or any(records.outcome[index] for index in inside) or not 0 <= away:
+    if len(set(inside)) < len(inside) or any(records.outcome[index] for index in inside) or not away >= 0:
         return f"law 1, requests: {came} came, {over} are over and {len(inside)} are in the engine"
     if away and not engine.door.lets_come_back:
         return f"law 1, requests: {away} of {came} requests vanished"
@@ -56,16 +56,17 @@ def _tokens(engine: Engine) -> str | None:
     expected = done + engine.wasted_tokens - totals.saved_tokens + totals.recomputed_tokens
     if totals.computed_tokens != expected:
         return f"law 2, tokens: the steps computed {totals.computed_tokens}, the requests account for {expected}"
-    gaps = sum(map(sub, records.last, records.first)) + _in_pieces(records)
+    gaps = sum(map(sub, records.last, records.first)) + _in_pieces(engine)
     decoded = sum(engine.log.decodes)
     if decoded != gaps:
         return f"law 2, tokens: the steps decoded {decoded} tokens, the records hold {gaps}"
     return None
 
 
-def _in_pieces(records: Records) -> int:
+def _in_pieces(engine: Engine) -> int:
     """Return by how much last - first misses the gaps that lie inside of pieces and abandoned slices."""
-    gaps = sum(last - first for first, last in records.abandoned)
+    records = engine.records
+    gaps = sum(last - first for first, last in engine.abandoned)
     for index, pieces in records.pieces.items():
         gaps += sum(last - first for first, last in pieces) - (records.last[index] - records.first[index])
     return gaps
@@ -124,7 +125,7 @@ def _little(engine: Engine) -> str | None:
     integral = math.fsum(map(mul, log.decodes, log.durations_s()))
     at = times.__getitem__
     decoded = math.fsum(map(sub, map(at, records.last), map(at, records.first)))
-    decoded += math.fsum(times[last] - times[first] for first, last in records.abandoned)
+    decoded += math.fsum(times[last] - times[first] for first, last in engine.abandoned)
     for index, pieces in records.pieces.items():
         decoded -= times[records.last[index]] - times[records.first[index]]
         decoded += math.fsum(times[last] - times[first] for first, last in pieces)
