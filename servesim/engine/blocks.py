@@ -22,7 +22,7 @@ It does not know time, steps or budgets: the engine tells it where the decode cl
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from servesim.engine.chain import Block, Chain, Extent
@@ -66,7 +66,7 @@ class BlockPool:
         *,
         keyless_to_front: bool = True,
         key_lag: int = 0,
-        holders: Mapping[int, Sequence] | None = None,
+        holders: Callable[[], Iterable[Sequence]] | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -75,7 +75,7 @@ class BlockPool:
         self.keyless = num_blocks  # free blocks in front of the queue
         self.cached = 0  # free blocks in `_lru`
         self.evictions = 0  # blocks with a key that were taken for new content
-        self._holders = {} if holders is None else holders  # whoever holds blocks is in it
+        self._holders = holders or tuple  # whoever holds blocks
         self._lru: OrderedDict[Extent, None] = OrderedDict()
         self._unhittable: Extent | None = None  # the youngest extent, if nobody can hit it: the next one joins it
         self._chains: dict[int, Chain] = {}
@@ -316,7 +316,7 @@ class BlockPool:
             if after <= first:
                 continue
             if chain.table is None and (first != chain.alive or any(tip is not sequence for tip in chain.tips)):
-                chain.break_up(self._holders.values())
+                chain.break_up(self._holders())
             if chain.table is None:
                 if first > chain.start:
                     chain.leave(first)

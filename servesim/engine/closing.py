@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator
 from operator import mul
 from typing import TYPE_CHECKING, Any
 
 from servesim.engine.door import write_tokens
-from servesim.engine.laws import broken_laws
+from servesim.engine.laws import Facts, broken_laws
 from servesim.engine.sequence import DECODE, Sequence
 from servesim.records import Outcome, Records, Run
 from servesim.workload.workload import Workload
@@ -26,7 +25,7 @@ def close(engine: Engine, config: dict[str, Any]) -> Run:
     close_engine(engine)
     records = engine.records
     records.abandoned = engine.abandoned
-    close_records(records, engine.workload, engine.screen.targets, {*live_indices(engine)})
+    close_records(records, engine.workload, engine.screen.targets, set(engine.live_indices()))
     return Run(
         source="simulated",
         requests=engine.workload.requests,
@@ -35,7 +34,7 @@ def close(engine: Engine, config: dict[str, Any]) -> Run:
         config=config,
         steps=engine.log,
         engine=engine.totals,
-        violations=broken_laws(engine),
+        violations=broken_laws(Facts([engine], engine.workload.requests, records, engine.log)),
     )
 
 
@@ -54,14 +53,6 @@ def close_engine(engine: Engine) -> None:
         totals.kv_peak_blocks = max(log.kv_blocks)
         totals.kv_block_seconds = math.fsum(map(mul, log.kv_blocks, durations_s))
     totals.evictions = engine.pool.evictions
-
-
-def live_indices(engine: Engine) -> Iterator[int]:
-    """Yield the requests that are in the engine, running or waiting."""
-    for sequence in engine.running.values():
-        yield sequence.index
-    for waiter in engine.waiting:
-        yield waiter.index if isinstance(waiter, Sequence) else waiter
 
 
 def close_records(records: Records, workload: Workload, targets: array[int], live: set[int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from servesim.engine.sequence import Sequence
@@ -47,6 +48,7 @@ class Door:
         self._timeout_s = config.client_timeout_s
         self._deadlines: deque[tuple[float, int, int]] = deque()  # (time, index, attempt)
         self._attempts: dict[int, int] = {}  # of the requests that a deadline stands for: the attempt in flight
+        self._frees: list[tuple[float, int, Sequence]] = []  # (when its blocks have been read, order, who)
         self._keyed = engine.policy.admission is not None
         self._watch = engine.watch
         self.queued_tokens = 0  # prompts of those in `waiting` that were never admitted
@@ -64,11 +66,15 @@ class Door:
         engine, now = self._engine, self._engine.now
         if self._deadlines:
             self._expire(now)
+        while self._frees and self._frees[0][0] <= now:
+            engine.free_handed(heappop(self._frees)[2])
         while self._workload.next_due() <= now:
             batch = self._workload.take(now)
             if self._screened:
                 for index in batch:
                     self._arrive(index, now)
+            elif engine.incoming:
+                engine.waiting.extend(engine.incoming.pop(index, index) for index in batch)
             else:
                 engine.waiting.extend(batch)
                 if self._watch is not None:
@@ -95,6 +101,11 @@ class Door:
             return []
         return [sequence for sequence in sequences if self.deadline(sequence.index) < self._engine.now]
 
+    def free_at(self, at: float, sequence: Sequence) -> None:
+        """Give back the blocks of a sequence that was handed over at the first schedule at or after `at`."""
+        heappush(self._frees, (at, sequence.order, sequence))
+        self.reset_wake()
+
     @property
     def lets_come_back(self) -> bool:
         """Whether a request may be neither over nor in the engine: its client waits to send it again."""
@@ -114,6 +125,8 @@ class Door:
         self.wake = self._workload.next_due()
         if self._deadlines and self._deadlines[0][0] < self.wake:
             self.wake = self._deadlines[0][0]
+        if self._frees and self._frees[0][0] < self.wake:
+            self.wake = self._frees[0][0]
 
     def _arrive(self, index: int, now: float) -> None:
         engine = self._engine
@@ -143,7 +156,7 @@ class Door:
             self._deadlines.append((deadline, index, attempt))
         if self._watch is not None:
             self._watch.arrived.append(index)
-        engine.waiting.append(index)
+        engine.waiting.append(engine.incoming.pop(index, index))
         self.queued_tokens += prompt
 
     def _expire(self, now: float) -> None:

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterable
-from itertools import accumulate, repeat
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate, chain, repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -95,13 +95,18 @@ class Engine:
             config.block_size,
             keyless_to_front=self.rules.keyless_to_front or not config.prefix_caching,
             key_lag=int(config.async_scheduling),
-            holders=self.running,
+            holders=self.holders,
         )
         self.door = Door(self)
+        # Prefill and decode apart: what is left to a link to bring away, and what a link has brought.
+        self.hand_over: Callable[[Sequence], None] | None = None
+        self.handed: dict[int, Sequence] = {}  # out of `running`, but their blocks are still being read
+        self.incoming: dict[int, Sequence] = {}  # due requests whose KV has come from elsewhere
         self._contents = requests.content if config.prefix_caching else None
         self._admitted = 0  # admissions so far: the next sequence's order
         self._unordered = config.long_prefill_token_threshold > 0  # sequences may finish out of their order
         self._preempted: list[Sequence] = []  # in this step
+        self._least_step_s = cost.decode(1, 1)
         self._lone_s: list[float] = []  # seconds of a step of one decoding sequence, by its context
 
     # The clock
@@ -110,12 +115,12 @@ class Engine:
         """Run every step that starts before `until`, or until nothing is left to do."""
         door, decoding = self.door, self.decoding
         self.until = until
-        while self.now < until:
+        while self.now < self.until:
             if self.now >= door.wake:
                 door.open()
             if not self.running and not self.waiting:
                 door.reset_wake()
-                if door.wake == math.inf or door.wake >= until:
+                if door.wake == math.inf or door.wake >= self.until:
                     return
                 self.now = max(self.now, door.wake)
                 self.log.starts[len(self.log)] = self.now
@@ -126,9 +131,26 @@ class Engine:
                 or self.stalled
                 or (self.waiting and not self.blocked)
                 or self.watch is not None
-                or not self._steady(min(until, door.wake))
+                or not self._steady(min(self.until, door.wake))
             ):
                 self._step()
+
+    def stop(self) -> None:
+        """Make `advance` return after the step that it is in; for whoever hears of that step's end inside of it."""
+        self.until = self.now
+
+    def earliest_finish(self) -> float:
+        """Return a time in seconds before which no request ends here, if none arrives in the meantime."""
+        now, decoding, wake = self.now, self.decoding, self.door.wake
+        if self.ended:
+            return now
+        if self.waiting or self.prefilling:
+            steps = 1
+        elif decoding.count:
+            steps = min(decoding.buckets) - decoding.tick
+        else:
+            return max(now, wake)
+        return min(now + steps * self._least_step_s, max(now, wake))
 
     def run(self, config: dict[str, Any] | None = None) -> Run:
         """Close the records of an engine that has been advanced as far as it shall be, and return its run.
@@ -150,6 +172,23 @@ class Engine:
         computed = sequence.base + self.decoding.tick if sequence.state == DECODE else sequence.computed
         self.wasted_tokens += max(computed, sequence.high_water)
         self._interrupt(sequence, len(self.log))
+
+    def holders(self) -> Iterable[Sequence]:
+        """Return every sequence that holds blocks."""
+        return chain(self.running.values(), self.handed.values())
+
+    def live_indices(self) -> Iterator[int]:
+        """Yield the requests that are in the engine, running or waiting."""
+        for sequence in self.running.values():
+            yield sequence.index
+        for waiter in self.waiting:
+            yield waiter.index if isinstance(waiter, Sequence) else waiter
+
+    def free_handed(self, sequence: Sequence) -> None:
+        """Give back the blocks of a sequence that a link has brought away."""
+        del self.handed[sequence.order]
+        self.pool.release(sequence, -(-sequence.computed // self.config.block_size))
+        self.blocked = False
 
     # Steps in which nothing but decoding happens
 
@@ -403,6 +442,11 @@ class Engine:
             if sequence is not None and sequence.segments:
                 hits, lying = pool.look_up(sequence, tick)
             cached = hits * block_size
+            if sequence is not None and sequence.received and sequence.state != WAITING:
+                if sequence.outputs == sequence.target:
+                    self._hand_out_only_token(sequence)
+                    continue
+                cached = sequence.received - max(0, sequence.promised - cached)
             tokens = length - cached
             if 0 < threshold < tokens:
                 tokens = threshold
@@ -439,9 +483,9 @@ class Engine:
                 if caching:
                     totals.looked_up_tokens += length
                     if hits:
-                        records.cached_tokens[index] = cached
-                        totals.hit_tokens += cached
-                        totals.saved_tokens += cached
+                        records.cached_tokens[index] = hits * block_size
+                        totals.hit_tokens += hits * block_size
+                totals.saved_tokens += cached
             if hits:
                 pool.hold(sequence, hits)
             if first <= pool.keyless:
@@ -455,6 +499,15 @@ class Engine:
                 self.prefilling.append(sequence)
             chunks.append((sequence, tokens))
             budget -= tokens
+
+    def _hand_out_only_token(self, sequence: Sequence) -> None:
+        """Complete a request that came with its one token: nothing is left to compute."""
+        self.waiting.popleft()
+        self.records.admitted_s[sequence.index] = self.now
+        self.records.outcome[sequence.index] = COMPLETED
+        self.records.output_tokens[sequence.index] = 1
+        self.totals.saved_tokens += sequence.prompt
+        self.door.left([sequence])
 
     def _resume(self, sequence: Sequence, cached: int) -> None:
         sequence.state = PREFILL
@@ -568,6 +621,10 @@ class Engine:
             else:
                 if caching:
                     pool.settle(sequence, computed // block_size, self.decoding.tick + pool.key_lag)
+                if self.hand_over is not None:
+                    self.handed[sequence.order] = sequence
+                    self.hand_over(sequence)
+                elif caching:
                     pool.release(sequence, -(-computed // block_size))
                 else:
                     pool.keyless -= -computed // block_size

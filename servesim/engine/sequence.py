@@ -27,7 +27,9 @@ class Sequence:
         "order",
         "outputs",
         "piece",
+        "promised",
         "prompt",
+        "received",
         "segments",
         "state",
         "target",
@@ -45,6 +47,8 @@ class Sequence:
         self.finish_tick = 0
         self.piece = 0  # the step of the first token of the current unbroken run of tokens
         self.high_water = 0  # the most tokens it ever had computed: below it, computing is recomputing
+        self.received = 0  # tokens whose KV came over a link, for its first admission
+        self.promised = 0  # of those, tokens that did not cross it because they were here already
         self.keyed = 0  # how many of its first blocks have keys, as last brought up to date
         self.segments: tuple[tuple[Chain, int], ...] = ()  # (chain, the block where the chain's part of it ends)
         self._singles: dict[Chain, list[Block]] | None = None
