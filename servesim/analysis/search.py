@@ -15,6 +15,8 @@ from typing import Generic, TypeVar
 
 from servesim.errors import InputError
 
+DESCENT = 64  # a load that is not whole is not halved further than this below the start
+
 Result = TypeVar("Result")
 
 
@@ -116,7 +118,7 @@ class Search(Generic[Result]):
             return self._undecided(met) if met >= self.maximum else min(met * 2, self.maximum)
         if met is None:
             below = math.floor(missed / 2) if self.whole else missed / 2
-            lowest = missed <= self.minimum or (not self.whole and missed < self.start / 1024)
+            lowest = missed <= self.minimum or (not self.whole and missed <= self.start / DESCENT)
             return self._undecided(missed) if lowest else max(below, self.minimum)
         if missed - met > max(1 if self.whole else 0, self.resolution * met):
             middle = (met + missed) / 2

@@ -51,6 +51,10 @@ class LiveFile:
             except RunError as error:
                 self.error = error
 
+    def written_elsewhere(self, count: int) -> None:
+        """Count requests that forked processes wrote into the same file."""
+        self._writer.requests += count
+
     def end(self, run: Run) -> None:
         """Write what is known only now, and close the file."""
         try:

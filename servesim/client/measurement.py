@@ -7,6 +7,7 @@ what one run teaches for the next: open connections, the tokens that a word cost
 from __future__ import annotations
 
 import json
+import math
 import secrets
 from array import array
 from collections.abc import Callable
@@ -18,19 +19,21 @@ from servesim.catalog.servers import dialect_of
 from servesim.client.interrupts import Interrupts
 from servesim.client.livefile import LiveFile
 from servesim.client.loop import Timeouts
+from servesim.client.processes import measure_in_processes
 from servesim.client.prompts import FixedPrompts, GivenPrompt, Prompts, SyntheticPrompts, TokenRate, prompt_accuracy
 from servesim.client.ready import check_reachable, wait_ready
 from servesim.client.requesting import Payload
 from servesim.client.run import LoadGenerator, Progress, Watchers
 from servesim.client.scraper import RawPage, Scraper
 from servesim.client.setup import pick_model, read_setup
+from servesim.client.shares import deal
 from servesim.client.spec import LoadSpec
 from servesim.client.window import gauge_sample, server_window, wanted_names
 from servesim.records import Outcome, Records, Run
 from servesim.workload.build import drive, load_requests
 from servesim.workload.requests import Requests
 from servesim.workload.spec import WorkloadSpec
-from servesim.workload.workload import ClosedLoop
+from servesim.workload.workload import ClosedLoop, Workload
 
 LANDED_SHARE = 0.95  # fewer prompts than this within the tolerance are warned of
 
@@ -63,16 +66,7 @@ class Measurer:
         self._given = given
         self._interrupts = interrupts
         self._serial = 0  # requests so far: no two have the same text
-        self._generator = LoadGenerator(
-            self.target,
-            load.flavour,
-            timeouts=Timeouts(
-                idle_s=load.idle_timeout_s,
-                **({} if load.client_timeout_s is None else {"total_s": load.client_timeout_s}),
-            ),
-            grace_s=load.grace_s,
-            interrupts=interrupts,
-        )
+        self._generator: LoadGenerator | None = None
 
     def __enter__(self) -> Measurer:
         return self
@@ -82,7 +76,9 @@ class Measurer:
 
     def close(self) -> None:
         """Close every connection."""
-        self._generator.close()
+        if self._generator is not None:
+            self._generator.close()
+            self._generator = None
 
     def config(self, spec: WorkloadSpec) -> dict[str, Any]:
         """Return the effective configuration: the same load again, from itself."""
@@ -117,15 +113,17 @@ class Measurer:
             started = monotonic()
             return started
 
+        payload = self._payload(requests, self._prompts(requests))
+        watchers = Watchers(progress=progress)
+        if file is not None:
+            watchers = Watchers(progress=progress, filed=file.request, filed_elsewhere=file.written_elsewhere)
         try:
-            run = self._generator.measure(
-                workload,
-                self._payload(requests, self._prompts(requests)),
-                config=config,
-                concurrency=spec.concurrency,
-                watchers=Watchers(filed=None if file is None else file.request, progress=progress),
-                start=start,
-            )
+            if self.load.processes > 1:
+                run = self._measure_in_processes(spec, requests, payload, config, watchers, start)
+            else:
+                run = self._connected().measure(
+                    workload, payload, config=config, concurrency=spec.concurrency, watchers=watchers, start=start
+                )
         except BaseException:
             scraper.stop()
             if file is not None:
@@ -135,6 +133,51 @@ class Measurer:
         if file is not None:
             file.end(run)
         return run
+
+    def _measure_in_processes(
+        self,
+        spec: WorkloadSpec,
+        requests: Requests,
+        payload: Payload,
+        config: dict[str, Any],
+        watchers: Watchers,
+        start: Callable[[], float],
+    ) -> Run:
+        def build(share: Requests, concurrency: int) -> Workload:
+            return drive(replace(spec, concurrency=concurrency) if concurrency else spec, share)
+
+        def begun(run: Run) -> None:
+            start()
+
+        self.close()  # neither threads nor sockets are forked
+        return measure_in_processes(
+            deal(requests, build, hands=self.load.processes, concurrency=spec.concurrency),
+            requests,
+            payload,
+            make=self._connect,
+            config=config,
+            concurrency=spec.concurrency,
+            watchers=replace(watchers, begun=begun),
+            interrupts=self._interrupts,
+        )
+
+    def _connect(self, interrupts: Interrupts) -> LoadGenerator:
+        load = self.load
+        return LoadGenerator(
+            self.target,
+            load.flavour,
+            timeouts=Timeouts(
+                idle_s=load.idle_timeout_s,
+                total_s=math.inf if load.client_timeout_s is None else load.client_timeout_s,
+            ),
+            grace_s=load.grace_s,
+            interrupts=interrupts,
+        )
+
+    def _connected(self) -> LoadGenerator:
+        if self._generator is None:
+            self._generator = self._connect(self._interrupts)
+        return self._generator
 
     def _requests(self, spec: WorkloadSpec, notes: list[str] | None) -> Requests:
         requests = load_requests(spec, notes)
@@ -180,7 +223,7 @@ class Measurer:
             one.arrival_s.append(0.0)
             prompts = self._prompts(one)
             payload = self._payload(one, prompts)
-            run = self._generator.measure(ClosedLoop(one, 1), payload, config=config, concurrency=1)
+            run = self._connected().measure(ClosedLoop(one, 1), payload, config=config, concurrency=1)
             if self._interrupts.count:
                 raise KeyboardInterrupt
             if run.records.outcome[0] == Outcome.COMPLETED and not _guessed(run):

@@ -31,12 +31,13 @@ WORDS = tuple(COMMON_WORDS.split())
 TOLERANCE_TOKENS, TOLERANCE_FRACTION = 2, 0.01  # a prompt "lands" within the larger of the two
 
 
-def _orders() -> tuple[tuple[str, ...], ...]:
-    shuffle = random.Random(0).sample
-    return tuple(tuple(shuffle(WORDS, len(WORDS))) for _ in range(256))
+def _shuffles() -> tuple[tuple[int, ...], ...]:
+    sample, size = random.Random(0).sample, len(WORDS)
+    return tuple(tuple(sample(range(size), size)) for _ in range(256))
 
 
-ORDERS = _orders()
+PLACES = _shuffles()
+ORDERS = tuple(tuple(WORDS[place] for place in places) for places in PLACES)
 """Each holds every word once: a text made of whole orders costs the same even where a tokenizer splits some words."""
 
 
@@ -46,9 +47,11 @@ def words_of(salt: str, name: str, count: int) -> list[str]:
     >>> words_of("s", "a", 3) == words_of("s", "a", 500)[:3]
     True
     """
-    size = len(WORDS)
-    orders = hashlib.shake_128(f"{salt}/{name}".encode()).digest(max(0, count) // size + 1)
-    words = [word for order in orders for word in ORDERS[order]]
+    blocks = max(0, count) // len(WORDS) + 1
+    digest = hashlib.shake_128(f"{salt}/{name}".encode()).digest(2 * blocks)
+    words: list[str] = []
+    for order, places in zip(digest[::2], digest[1::2], strict=True):
+        words += map(ORDERS[order].__getitem__, PLACES[places])
     return words[: max(0, count)]
 
 

@@ -38,17 +38,15 @@ def client_text(client: Mapping[str, Any]) -> str:
     delay, share = client.get("stamp_delay_ms"), client.get("cpu_fraction")
     lag = client.get("loop_lag_ms")
     lag = lag.get("p99") if isinstance(lag, Mapping) else lag
-    lines = _line(
-        "client",
-        f"{client.get('verdict') or '-'}   "
-        + (f"stamps late by {_ms(delay)} (p99)   " if delay is not None else "")
-        + f"loop lag {_ms(lag)}   CPU {percent(share)}   coalesced {percent(client.get('coalesced_fraction'))}",
-    )
+    late = "" if delay is None else f"stamps late by {_ms(delay)} (p99)   "
+    lines = _line("client", f"{client.get('verdict') or '-'}   {late}loop lag {_ms(lag)}   CPU {percent(share)}")
+    told = [f"coalesced {percent(client.get('coalesced_fraction'))}"]
     concurrency = client.get("concurrency")
     if isinstance(concurrency, Mapping):
         asked = concurrency.get("asked")
-        told = f"in flight mean {_plain(concurrency.get('mean'))}, max {_plain(concurrency.get('max'), 0)}"
-        lines += _line("", told + ("" if asked is None else f" of {asked:,} asked"))
+        in_flight = f"in flight mean {_plain(concurrency.get('mean'))}, max {_plain(concurrency.get('max'), 0)}"
+        told.insert(0, in_flight + ("" if asked is None else f" of {asked:,} asked"))
+    lines += _line("", "   ".join(told))
     rate = client.get("rate")
     if isinstance(rate, Mapping) and rate.get("asked") is not None:
         lines += _line("", f"sent {_plain(rate.get('achieved'), 2)} req/s of {rate['asked']:g} asked")
