@@ -162,6 +162,7 @@ class Run:
     client: dict[str, Any] | None = None  # measured: the load generator's own health
     server: dict[str, Any] | None = None  # measured: the server's window from its /metrics
     warmup: Run | None = None  # measured: requests outside everything, printed apart
+    replicas: list[dict[str, Any]] = field(default_factory=list)  # a fleet: what each replica did
 
     def token_times(self, index: int) -> list[float]:
         """Return the times of request `index`'s tokens (token events), in seconds, in order."""

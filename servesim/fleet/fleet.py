@@ -1,0 +1,195 @@
+"""Replicas behind a router, in one virtual time.
+
+Each engine runs by itself for as long as nothing can reach it. Arrivals happen one after the other; before one is
+routed, every engine that may have finished something by then (`earliest_finish` bounds it from below) is brought to
+that time, so that the router sees what a router would see. Where a completion can cause an arrival (a closed loop, a
+session's next turn) an engine also stops at each completion. What happens at one instant happens in the order of
+a counter, so the same seed gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+from servesim.cost.model import CostModel
+from servesim.engine.config import EngineConfig
+from servesim.engine.screen import Screen
+from servesim.errors import InputError
+from servesim.fleet.merge import merged_run
+from servesim.fleet.replica import Replica
+from servesim.fleet.router import ROUTERS, Router
+from servesim.records import Records, Run
+from servesim.units import suggest
+from servesim.workload.workload import Workload
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Kind:
+    """`count` replicas of one kind."""
+
+    name: str
+    config: EngineConfig
+    cost: CostModel
+    count: int = 1
+
+
+class Fleet:
+    """Replicas of some kinds, fed by one workload through one router."""
+
+    def __init__(
+        self, workload: Workload, kinds: Sequence[Kind], *, router: str = "round-robin", seed: int = 7
+    ) -> None:
+        if router not in ROUTERS:
+            raise suggest("router", router, ROUTERS)
+        self.workload = workload
+        self.now = 0.0
+        self.until = math.inf
+        self.records = Records(len(workload.requests))
+        self.homes = array("i", [0]) * len(workload.requests)  # the replica that each request was last sent to
+        self._replicas: list[Replica] = []
+        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._counter = 0
+        self._bounds: list[tuple[float, int]] = []  # (earliest finish, replica), not all of them still true
+        self._bound: list[float] = []  # the true ones, by replica
+        self._reactive = workload.reactive
+        self.replicas = self.add_replicas(kinds, self.records, self._hear)
+        self.router: Router = ROUTERS[router](self.replicas, workload.requests, seed)
+
+    def add_replicas(
+        self, kinds: Sequence[Kind], records: Records, finished: Callable[..., bool], screen: Screen | None = None
+    ) -> list[Replica]:
+        """Make the replicas of `kinds`; `finished` hears from them. Without a `screen` each kind has its own."""
+        if not sum(kind.count for kind in kinds):
+            raise InputError("a fleet has no replicas, must have 1 or more")
+        added = []
+        for kind in kinds:
+            own = screen or Screen(kind.config, self.workload.requests)
+            for _ in range(kind.count):
+                number = len(self._replicas)
+                replica = Replica(
+                    number, kind.name, kind.config, kind.cost, self.workload.requests, own, records, finished
+                )
+                self._replicas.append(replica)
+                self._bound.append(math.inf)
+                added.append(replica)
+        return added
+
+    # Time
+
+    def advance(self, until: float = math.inf) -> None:
+        """Run every step that starts before `until`, on every replica."""
+        self.until = until
+        if self.router.blind and not self._reactive and not self._events and until == math.inf:
+            self._send_everything()
+        while True:
+            due = self.workload.next_due()
+            at = min(due, self._events[0][0]) if self._events else due
+            bound = self._least_bound()
+            if bound < min(at, until):
+                replica = self._replicas[heappop(self._bounds)[1]]
+                limit = min(at, until, self._least_bound()) if self._reactive else min(at, until)
+                self._run(replica, max(limit, math.nextafter(replica.engine.now, math.inf)))
+                continue
+            if at >= until or at == math.inf:
+                break
+            self.now = at
+            while self._events and self._events[0][0] <= at:
+                _, _, act, arguments = heappop(self._events)
+                act(*arguments)
+            self._let_in(at)
+        if until < math.inf:
+            for replica in self._replicas:
+                replica.engine.advance(until)
+
+    def at(self, time: float, act: Callable[..., None], *arguments: Any) -> None:
+        """Call `act` when the fleet's clock is at `time`."""
+        self._counter += 1
+        heappush(self._events, (time, self._counter, act, arguments))
+
+    def bring_to(self, replica: Replica, time: float) -> None:
+        """Let a replica's engine run every step that starts before `time`; nothing of it may finish before."""
+        if replica.engine.now < time:
+            replica.engine.advance(time)
+
+    def _run(self, replica: Replica, until: float) -> None:
+        replica.engine.advance(until)
+        self.reschedule(replica)
+
+    def reschedule(self, replica: Replica) -> None:
+        """Ask a replica anew how early it may finish something."""
+        bound = replica.engine.earliest_finish()
+        self._bound[replica.number] = bound
+        if bound < math.inf:
+            heappush(self._bounds, (bound, replica.number))
+        if len(self._bounds) > 8 * len(self._replicas) + 64:
+            self._bounds = [(bound, number) for number, bound in enumerate(self._bound) if bound < math.inf]
+            heapify(self._bounds)
+
+    def _least_bound(self) -> float:
+        bounds = self._bounds
+        while bounds and self._bound[bounds[0][1]] != bounds[0][0]:
+            heappop(bounds)
+        return bounds[0][0] if bounds else math.inf
+
+    # Requests
+
+    def _let_in(self, at: float) -> None:
+        for index in self.workload.take(at):
+            self.receive(index)
+
+    def receive(self, index: int) -> None:
+        """Route one request that is due."""
+        if self.router.looks_inside:
+            for replica in self.replicas:
+                self.bring_to(replica, self.workload.requests.arrival_s[index])
+        self.send(self.router.choose(index), self.workload.requests.arrival_s[index], index)
+
+    def send(self, replica: Replica, due: float, index: int) -> None:
+        """Let a request arrive at a replica."""
+        self._counter += 1
+        replica.in_flight += 1
+        replica.sent += 1
+        replica.last_sent = self._counter
+        self.homes[index] = replica.number
+        replica.send(due, index)
+        self.reschedule(replica)
+
+    def _send_everything(self) -> None:
+        """Route an open loop through a router that looks at nothing: no replica can then reach another."""
+        arrival_s = self.workload.requests.arrival_s
+        for index in self.workload.take(math.inf):
+            replica = self.router.choose(index)
+            replica.in_flight += 1
+            replica.sent += 1
+            self.homes[index] = replica.number
+            replica.mailbox.post(arrival_s[index], index)
+        for replica in self._replicas:
+            replica.engine.door.reset_wake()
+            self.reschedule(replica)
+
+    def _hear(self, replica: Replica, index: int, at: float, error: str | None) -> bool:
+        """Hear that a request is over; return whether its client comes back."""
+        self.at(at, self._count_off, replica)
+        comes_back = self.workload.finished(index, at, error)
+        if error is not None:  # it was the engine's door that found out, which may let in more at once
+            if self.workload.next_due() <= replica.engine.now:
+                self._let_in(replica.engine.now)
+        elif self._reactive:
+            replica.engine.stop()
+        return comes_back
+
+    @staticmethod
+    def _count_off(replica: Replica) -> None:
+        replica.in_flight -= 1
+
+    def run(self, config: dict[str, Any] | None = None) -> Run:
+        """Close the records of a fleet that has been advanced as far as it shall be, and return its run."""
+        for replica in self._replicas:
+            replica.engine.until = self.until
+            replica.engine.drain()
+        return merged_run(self.workload, self.replicas, self.homes, self.records, config or {})

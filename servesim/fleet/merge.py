@@ -1,0 +1,98 @@
+"""From the logs of several engines to one run: step logs one after the other, records that point into all of them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from servesim.engine.closing import close_engine, close_records
+from servesim.engine.laws import Facts, broken_laws
+from servesim.fleet.replica import Replica
+from servesim.records import EngineTotals, Records, Run, StepLog
+from servesim.workload.workload import Workload
+
+
+def merged_run(
+    workload: Workload, replicas: Sequence[Replica], homes: array[int], records: Records, config: dict[str, Any]
+) -> Run:
+    """Return the run of replicas that serve whole requests; `homes` says which replica each request was sent to."""
+    log = merge_logs(replicas, homes, records)
+    live = {index for replica in replicas for index in replica.engine.live_indices()}
+    close_records(records, workload, replicas[0].engine.screen.targets, live)
+    return Run(
+        source="simulated",
+        requests=workload.requests,
+        records=records,
+        times=log.end_s,
+        config=config,
+        steps=log,
+        engine=add_totals(replicas),
+        replicas=[figures_of(replica) for replica in replicas] if len(replicas) > 1 else [],
+        violations=broken_laws(Facts([replica.engine for replica in replicas], workload.requests, records, log)),
+    )
+
+
+def merge_logs(replicas: Sequence[Replica], homes: array[int], records: Records) -> StepLog:
+    """Close the engines, put their step logs one behind the other and make `records` point into the result."""
+    for replica in replicas:
+        close_engine(replica.engine)
+    if len(replicas) == 1:
+        records.abandoned = replicas[0].engine.abandoned
+        return replicas[0].engine.log
+    log = StepLog()
+    offsets = [0] * (max(replica.number for replica in replicas) + 1)
+    for replica in replicas:
+        own, offset = replica.engine.log, len(log)
+        offsets[replica.number] = offset
+        log.starts[offset] = 0.0
+        log.starts.update((offset + step, start_s) for step, start_s in own.starts.items())
+        log.end_s.extend(own.end_s)
+        log.decodes.extend(own.decodes)
+        log.prefill_tokens.extend(own.prefill_tokens)
+        log.kv_blocks.extend(own.kv_blocks)
+        records.abandoned += [(offset + first, offset + last) for first, last in replica.engine.abandoned if first >= 0]
+        replica.engine.log = StepLog()
+    log.starts.pop(len(log), None)
+    for name in ("first", "last"):
+        column = getattr(records, name)
+        moved = (step + offsets[home] if step >= 0 else step for step, home in zip(column, homes, strict=True))
+        setattr(records, name, array("q", moved))
+    for index, pieces in records.pieces.items():
+        offset = offsets[homes[index]]
+        records.pieces[index] = [(a + offset, b + offset) if a >= 0 else (a, b) for a, b in pieces]
+    return log
+
+
+def add_totals(replicas: Sequence[Replica]) -> EngineTotals:
+    """Return the sums of the replicas' totals; the KV peak is that of the replica that came closest to its limit."""
+    total = EngineTotals()
+    for replica in replicas:
+        own = replica.engine.totals
+        for field in fields(EngineTotals):
+            setattr(total, field.name, getattr(total, field.name) + getattr(own, field.name))
+    total.elapsed_s = max(replica.engine.totals.elapsed_s for replica in replicas)
+    fullest = max(replica.engine.totals.kv_peak_blocks / replica.engine.totals.num_blocks for replica in replicas)
+    total.kv_peak_blocks = round(fullest * total.num_blocks)
+    return total
+
+
+def figures_of(replica: Replica) -> dict[str, Any]:
+    """Return what one replica did, for the report."""
+    totals = replica.engine.totals
+    elapsed_s = totals.elapsed_s
+    return {
+        "replica": replica.number,
+        "name": replica.name,
+        "requests": replica.sent,
+        "steps": totals.steps,
+        "mean_batch": totals.scheduled / totals.steps if totals.steps else None,
+        "busy": totals.busy_s / elapsed_s if elapsed_s else 0.0,
+        "computed_tokens": totals.computed_tokens,
+        "kv_peak": totals.kv_peak_blocks / totals.num_blocks,
+        "kv_mean": totals.kv_block_seconds / (totals.num_blocks * elapsed_s) if elapsed_s else 0.0,
+        "preemptions": totals.preemptions,
+        "evictions": totals.evictions,
+        "prefix_hit_rate": totals.hit_tokens / totals.looked_up_tokens if totals.looked_up_tokens else None,
+    }

@@ -1,0 +1,87 @@
+"""One engine of a fleet, and the mailbox through which the fleet feeds it."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable
+
+from servesim.cost.model import CostModel
+from servesim.engine.config import EngineConfig
+from servesim.engine.engine import Engine
+from servesim.engine.screen import Screen
+from servesim.records import Records
+from servesim.workload.requests import Requests
+from servesim.workload.workload import Workload
+
+Finished = Callable[["Replica", int, float, "str | None"], bool]
+
+
+class Mailbox(Workload):
+    """The workload of one replica: what the fleet has sent it, in the order of sending, which is that of time."""
+
+    __slots__ = ("_due", "_finished", "_index", "_next", "replica")
+
+    def __init__(self, requests: Requests, finished: Finished) -> None:
+        super().__init__(requests, reactive=True, duration_s=None)
+        self._due = array("d")
+        self._index = array("q")
+        self._next = 0
+        self._finished = finished
+        self.replica: Replica
+
+    def post(self, due: float, index: int) -> None:
+        """Make request `index` due at time `due`."""
+        self._due.append(due)
+        self._index.append(index)
+
+    def next_due(self) -> float:
+        return self._due[self._next] if self._next < len(self._due) else math.inf
+
+    def take(self, now: float) -> array[int]:
+        first = self._next
+        self._next = bisect_right(self._due, now, first)
+        return self._index[first : self._next]
+
+    def finished(self, index: int, at: float, error: str | None = None) -> bool:
+        return self._finished(self.replica, index, at, error)
+
+    def withheld(self) -> tuple[int, ...]:
+        return ()
+
+
+class Replica:
+    """One engine of a fleet. `in_flight` counts what it was sent and has not finished, as its client sees it."""
+
+    __slots__ = ("accepts", "engine", "in_flight", "last_sent", "mailbox", "name", "number", "sent")
+
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        config: EngineConfig,
+        cost: CostModel,
+        requests: Requests,
+        screen: Screen,
+        records: Records,
+        finished: Finished,
+    ) -> None:
+        self.number = number
+        self.name = name
+        self.mailbox = Mailbox(requests, finished)
+        self.mailbox.replica = self
+        self.engine = Engine(config, cost, self.mailbox, screen=screen, records=records)
+        self.in_flight = 0
+        self.sent = 0
+        self.last_sent = 0  # the fleet's count of sent requests when it got its last one
+        self.accepts = True
+
+    def send(self, due: float, index: int) -> None:
+        """Let request `index` arrive at time `due`."""
+        self.mailbox.post(due, index)
+        self.engine.door.reset_wake()
+
+    def kv_fraction(self) -> float:
+        """Return the part of its blocks that have holders, as of the step that it is in."""
+        return self.engine.pool.used / self.engine.pool.num_blocks

@@ -1,0 +1,106 @@
+"""Which replica gets a request: one small class a router."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar
+
+from servesim.workload.seeds import random_stream
+
+if TYPE_CHECKING:
+    from servesim.fleet.replica import Replica
+    from servesim.workload.requests import Requests
+
+
+class Router:
+    """Chooses a replica for each request, in the order of arrival.
+
+    `blind` routers look at nothing but the request, so that replicas need not be brought to the same time;
+    `looks_inside` ones read the engines' state, which must be that of the moment.
+    """
+
+    about: ClassVar[str]
+    blind: ClassVar[bool] = False
+    looks_inside: ClassVar[bool] = False
+
+    def __init__(self, replicas: list[Replica], requests: Requests, seed: int) -> None:
+        self.replicas = replicas
+        self.requests = requests
+
+    def choose(self, index: int) -> Replica:
+        """Return the replica that request `index` goes to."""
+        raise NotImplementedError
+
+
+class RoundRobin(Router):
+    about = "one after the other"
+    blind = True
+
+    def __init__(self, replicas: list[Replica], requests: Requests, seed: int) -> None:
+        super().__init__(replicas, requests, seed)
+        self._next = 0
+
+    def choose(self, index: int) -> Replica:
+        replica = self.replicas[self._next]
+        self._next = (self._next + 1) % len(self.replicas)
+        return replica
+
+
+class Random(Router):
+    about = "any one, equally likely"
+    blind = True
+
+    def __init__(self, replicas: list[Replica], requests: Requests, seed: int) -> None:
+        super().__init__(replicas, requests, seed)
+        self._stream = random_stream(seed, "router")
+
+    def choose(self, index: int) -> Replica:
+        return self.replicas[int(self._stream.random() * len(self.replicas))]
+
+
+class LeastLoaded(Router):
+    about = "the fewest requests in flight; of equals, the one that has waited longest for a request"
+
+    def choose(self, index: int) -> Replica:
+        return min(self.replicas, key=_load)
+
+
+class LeastKv(Router):
+    about = "the smallest part of its KV blocks in use, then the fewest requests in flight"
+    looks_inside = True
+
+    def choose(self, index: int) -> Replica:
+        return min(self.replicas, key=lambda replica: (replica.kv_fraction(), *_load(replica)))
+
+
+class Prefix(Router):
+    about = "the one that was sent most of the same content before, else the least loaded"
+
+    def __init__(self, replicas: list[Replica], requests: Requests, seed: int) -> None:
+        super().__init__(replicas, requests, seed)
+        self._homes: dict[int, Replica] = {}  # by stream
+
+    def choose(self, index: int) -> Replica:
+        content = () if self.requests.content is None else self.requests.content[index]
+        for stream, _ in reversed(content):
+            if stream in self._homes and self._homes[stream].accepts:
+                chosen = self._homes[stream]
+                break
+        else:
+            chosen = min(self.replicas, key=_load)
+        for stream, _ in content:
+            self._homes.setdefault(stream, chosen)
+        return chosen
+
+
+def _load(replica: Replica) -> tuple[int, int]:
+    return replica.in_flight, replica.last_sent
+
+
+ROUTERS: dict[str, Callable[[list[Replica], Requests, int], Router]] = {
+    "round-robin": RoundRobin,
+    "least-loaded": LeastLoaded,
+    "least-kv": LeastKv,
+    "prefix": Prefix,
+    "random": Random,
+}
