@@ -32,6 +32,7 @@ class Truth:
 
     streams: int
     gap_ms: float
+    together: int
     verdict: str | None
     ratio: float | None
     events: int
@@ -48,6 +49,11 @@ class Truth:
         """Return the largest relative error of the four figures that people quote."""
         pairs = zip((*self.ttft_ms, *self.itl_ms), (*self.true_ttft_ms, *self.true_itl_ms), strict=True)
         return max(abs(seen - true) / max(true, 1e-9) for seen, true in pairs)
+
+    @property
+    def starved(self) -> bool:
+        """Return whether the server, too, was late by a third of a gap: the machine had other things to do."""
+        return self.true_itl_ms[1] - self.gap_ms * self.together > 0.3 * self.gap_ms
 
     def row(self) -> str:
         def pair(values: tuple[float, float]) -> str:
@@ -119,6 +125,7 @@ def compare(run: Run, asked: list[Asked], start_s: float, *, streams: int, gap_s
     return Truth(
         streams=streams,
         gap_ms=gap_s * 1000,
+        together=together,
         verdict=run.client["verdict"],
         ratio=run.client["stamp_delay_ratio"],
         events=events,

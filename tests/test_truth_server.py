@@ -1,7 +1,8 @@
 """The load generator's clock against the server's own record: right, or it says that it is not.
 
-On a machine that is busy with other things a run may come out `marginal`: the laws are of the form "whenever the
-verdict is ok". Best of three, since a neighbour may take the CPU for once.
+On a machine that is busy with other things a run may come out `marginal` or worse, and rightly so: the laws are of the
+form "whenever the verdict is ok", and a run in which the server was starved too says nothing against the verdict. Best
+of three, since a neighbour may take the CPU for once.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class TruthTest(unittest.TestCase):
             {"streams": 64, "gap_s": 0.005, "tokens": 80},
             {
                 "all completed": lambda t: t.failed == 0,
-                "never saturated": lambda t: t.verdict != "saturated",
+                "not saturated": lambda t: t.verdict != "saturated" or t.starved,
                 "delay p50": when_ok(lambda t: t.delay_ms[0] <= 0.5),
                 "delay p99": when_ok(lambda t: t.delay_ms[1] <= 2.0),
                 **SAME_FIGURES,
@@ -50,7 +51,7 @@ class TruthTest(unittest.TestCase):
     def test_a_server_that_writes_four_tokens_at_once_does_not(self) -> None:
         self.check(
             {"streams": 64, "gap_s": 0.005, "tokens": 80, "together": 4},
-            {"not saturated": lambda t: t.verdict != "saturated"},
+            {"not saturated": lambda t: t.verdict != "saturated" or t.starved},
         )
 
     def test_a_run_that_is_off_by_a_third_is_never_called_ok(self) -> None:

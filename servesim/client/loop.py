@@ -64,6 +64,7 @@ class Loop:
         now = monotonic()
         self._looked_at = now  # when the selector last said what is ready: what was not, came after it
         self._beat_at = now + HEARTBEAT_S
+        self._wake_at = now  # when the last wait for a heartbeat was to end
         self._expire_at = self._thought_at = self._tied_at = now
 
     @property
@@ -160,14 +161,14 @@ class Loop:
             return self._selector.select(math.floor(until_send * 1000.0 - 0.2) / 1000.0)
         if until_beat <= 0.0:
             return []
-        # The beat is put off to the millisecond that the selector can wake at: its rounding is no lag.
         until_beat = math.ceil(until_beat * 1000.0) / 1000.0
-        self._beat_at = now + until_beat
+        self._wake_at = now + until_beat
         return self._selector.select(until_beat)
 
     def _beat(self, now: float) -> None:
         if now >= self._beat_at:
-            self.health.heartbeat.add(now - self._beat_at)
+            # A selector cannot wake before a whole millisecond: its rounding is no lag.
+            self.health.heartbeat.add(now - max(self._beat_at, self._wake_at))
             self._beat_at = now + HEARTBEAT_S
             if self._busy:
                 self._thoughtful = True
