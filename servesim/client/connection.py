@@ -10,7 +10,7 @@ import socket
 import ssl
 from enum import IntEnum
 
-from servesim.client.http1 import split_head
+from servesim.client.http1 import Heads
 from servesim.client.target import Target
 from servesim.wire.http_body import BodyDecoder, open_body
 from servesim.wire.limits import ProtocolError
@@ -104,6 +104,7 @@ class Connection:
     __slots__ = (
         "_body",
         "_head",
+        "_heads",
         "_refused",
         "_stream",
         "_stream_format",
@@ -117,7 +118,7 @@ class Connection:
         "uses",
     )
 
-    def __init__(self, target: Target, sock: socket.socket, stream_format: str) -> None:
+    def __init__(self, target: Target, sock: socket.socket, stream_format: str, heads: Heads) -> None:
         self.target = target
         self.sock = sock
         self.tls = isinstance(sock, ssl.SSLSocket)
@@ -126,6 +127,7 @@ class Connection:
         self.uses = 0  # exchanges that began on it
         self.reusable = False
         self._stream_format = stream_format
+        self._heads = heads
         self._unsent = memoryview(b"")
         self._refused = False
         self._head = b""
@@ -219,16 +221,15 @@ class Connection:
     def _take_head(self, data: bytes, exchange: Exchange) -> bytes:
         """Take bytes of the response's head; return those of its body once the head is whole."""
         self._head += data
-        found = split_head(self._head)
+        found = self._heads.split(self._head)
         if found is None:
             return b""
-        response, rest = found
-        exchange.status = response.status
-        headers = response.headers.items()
-        exchange.headers = {name.lower(): value for name, value in headers}
-        self._body = open_body(response.status, headers)
+        head, rest = found
+        exchange.status = head.status
+        exchange.headers = {name.lower(): value for name, value in head.fields}
+        self._body = open_body(head.status, head.fields)
         # A server that answers before it has the whole request does not want the rest of it.
-        self.reusable = not response.will_close and self.state is State.HEAD and not self._refused
+        self.reusable = not head.will_close and self.state is State.HEAD and not self._refused
         self.state = State.BODY
         if exchange.ok:
             self._stream = open_stream(self._stream_format)

@@ -12,12 +12,15 @@ import io
 import re
 import socket
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from servesim.client.target import RECEIVE_BUFFER_BYTES, Target
 from servesim.wire.limits import ProtocolError
 
 BLANK_LINE = re.compile(rb"\r?\n\r?\n")
+INFORMATIONAL = re.compile(rb"HTTP/\d\.\d 1\d\d\b")
 MAX_HEAD_BYTES = 1 << 20
+MAX_KNOWN_HEADS = 64
 
 
 class _Collector(http.client.HTTPConnection):
@@ -55,30 +58,55 @@ class _Block:
         return io.BytesIO(self._block)
 
 
-def split_head(data: bytes) -> tuple[http.client.HTTPResponse, bytes] | None:
-    """Interpret the head of a response to POST and return it with the bytes that follow; None: not all there yet.
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Head:
+    """The head of a response: status, header fields as they came, and whether the connection ends with the body."""
 
-    Informational responses (any 1xx) are skipped. Raises ProtocolError.
-    """
-    while True:
-        data = data.lstrip(b"\r\n")
-        blank = BLANK_LINE.search(data)
-        if blank is None:
-            if len(data) > MAX_HEAD_BYTES:
-                raise ProtocolError("response head does not end")
-            if data and not b"HTTP/".startswith(data[:5]) and data[:5] != b"HTTP/":
-                raise ProtocolError(f"not an HTTP response: {data[:40]!r}")
-            return None
-        head = data[: blank.end()]
-        if re.match(rb"HTTP/\d\.\d 1\d\d\b", head):
-            data = data[blank.end() :]
-            continue
-        response = http.client.HTTPResponse(_Block(head), method="POST")  # type: ignore[arg-type]
-        try:
-            response.begin()
-        except (http.client.HTTPException, ValueError) as error:
-            raise ProtocolError(f"{type(error).__name__}: {error}") from None
-        return response, data[blank.end() :]
+    status: int
+    fields: tuple[tuple[str, str], ...]
+    will_close: bool
+
+
+class Heads:
+    """Interprets heads of responses to POST. Those of one server are much alike: equal bytes are looked at once."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Head] = {}
+
+    def split(self, data: bytes) -> tuple[Head, bytes] | None:
+        """Return the head that `data` begins with and the bytes that follow; None: it is not all there yet.
+
+        Informational responses (any 1xx) are skipped. Raises ProtocolError.
+        """
+        while True:
+            data = data.lstrip(b"\r\n")
+            blank = BLANK_LINE.search(data)
+            if blank is None:
+                if len(data) > MAX_HEAD_BYTES:
+                    raise ProtocolError("the response's head does not end")
+                if not (data.startswith(b"HTTP/") or b"HTTP/".startswith(data)):
+                    raise ProtocolError(f"not an HTTP response: {data[:40]!r}")
+                return None
+            block, data = data[: blank.end()], data[blank.end() :]
+            if INFORMATIONAL.match(block):
+                continue
+            head = self._known.get(block)
+            if head is None:
+                if len(self._known) >= MAX_KNOWN_HEADS:
+                    self._known.clear()
+                head = self._known[block] = _interpret(block)
+            return head, data
+
+
+def _interpret(block: bytes) -> Head:
+    response = http.client.HTTPResponse(_Block(block), method="POST")  # type: ignore[arg-type]
+    try:
+        response.begin()
+    except (http.client.HTTPException, ValueError) as error:
+        raise ProtocolError(f"not an HTTP response: {type(error).__name__}: {error}") from None
+    return Head(status=response.status, fields=tuple(response.headers.items()), will_close=response.will_close)
 
 
 def open_socket(target: Target, timeout_s: float) -> socket.socket:

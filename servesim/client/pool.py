@@ -10,6 +10,7 @@ import socket
 
 from servesim.client.connection import Connection, State
 from servesim.client.health import KERNEL_STAMPS, SO_TIMESTAMPNS
+from servesim.client.http1 import Heads
 from servesim.client.opening import Opener
 from servesim.client.target import Target
 
@@ -19,6 +20,7 @@ class Pool:
 
     def __init__(self, stream_format: str, connect_timeout_s: float, selector: selectors.BaseSelector) -> None:
         self._stream_format = stream_format
+        self._heads = Heads()
         self._selector = selector
         self._opener = Opener(connect_timeout_s)
         self._idle: dict[Target, list[Connection]] = {}
@@ -68,7 +70,7 @@ class Pool:
             if isinstance(result, OSError):
                 failures.append((target, result))
                 continue
-            connection = Connection(target, result, self._stream_format)
+            connection = Connection(target, result, self._stream_format, self._heads)
             if KERNEL_STAMPS and not connection.tls:
                 result.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
             self._selector.register(result, selectors.EVENT_READ, connection)
