@@ -25,6 +25,9 @@ type: $(TOOLS)/pins ## mypy --strict
 test: ## the tests, over all cores
 	$(PYTHON) -m tests.run
 
+bench: ## speed and size of the simulator beside their targets (QUICK=1: a minute)
+	$(PYTHON) -m tests.bench $(if $(QUICK),--quick)
+
 clean: ## remove what can be made again (keeps .cache)
 	rm -rf build dist *.egg-info .ruff_cache .mypy_cache
 	find servesim tests fixtures -name __pycache__ -type d -prune -exec rm -rf {} +
