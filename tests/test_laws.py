@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from servesim.engine.config import EngineConfig
 from servesim.engine.engine import Engine
-from servesim.engine.laws import broken_laws
+from servesim.engine.laws import Facts, broken_laws
 from servesim.records import Outcome
 from tests.case import Case, Row
 from tests.random_cases import random_case
@@ -31,7 +31,7 @@ class Tampered(unittest.TestCase):
     def breaks(self, law: str, tamper: Callable[[Engine], object], until_s: float = math.inf) -> None:
         engine = closed_engine(until_s)
         tamper(engine)
-        broken = broken_laws(engine)
+        broken = broken_laws(Facts([engine], engine.workload.requests, engine.records, engine.log))
         self.assertTrue(any(sentence.startswith(law) for sentence in broken), broken)
 
     def test_the_run_has_what_the_tests_need(self) -> None:

@@ -118,7 +118,7 @@ def _clock(facts: Facts) -> str | None:
 
 
 def _little(facts: Facts) -> str | None:
-    """Law 6, Little's: the integral of decoding sequences over time = the sum of the times that requests decoded."""
+    """Law 10, Little's: the integral of decoding sequences over time = the sum of the times that requests decoded."""
     records, times = facts.records, facts.log.end_s
     if not times:
         return None
@@ -130,5 +130,5 @@ def _little(facts: Facts) -> str | None:
         decoded -= times[records.last[index]] - times[records.first[index]]
         decoded += math.fsum(times[last] - times[first] for first, last in pieces)
     if not math.isclose(integral, decoded, rel_tol=1e-6, abs_tol=1e-6):
-        return f"law 6, Little's: sequences decoded for {decoded:.6f} s, the step log says {integral:.6f} s"
+        return f"law 10, Little's: sequences decoded for {decoded:.6f} s, the step log says {integral:.6f} s"
     return None
