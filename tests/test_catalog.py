@@ -14,18 +14,42 @@ from servesim.catalog.models import DEFAULT_MODEL, MODELS, find_model
 from servesim.catalog.vllm import effective_limits, vllm_defaults
 from servesim.errors import InputError
 
+# Of models with a latent: the rank of queries (0: none), and the widths of a head without rotation, of its rotary part
+# and of its value. Of GLM-5 besides: an indexer with 32 heads of 128 over the queries' rank and the hidden channels.
+LATENTS = {
+    "deepseek-v2-lite": (0, 128, 64, 128),
+    "deepseek-v3": (1536, 128, 64, 128),
+    "deepseek-r1": (1536, 128, 64, 128),
+    "kimi-k2": (1536, 128, 64, 128),
+    "kimi-k2.5": (1536, 128, 64, 128),
+    "glm-5": (2048, 192, 64, 256),
+}
+# Of models with gated delta nets: heads of values; keys have 16 heads, all heads are 128 wide.
+DELTA_NETS = {"qwen3-next-80b-a3b": 32, "qwen3.5-397b-a17b": 64}
+
+
+def latent_parameters(model: Model, latent_dim: int) -> int:
+    """Return the parameters of one layer of multi-head latent attention."""
+    rank, nope, rope, value = LATENTS[model.name]
+    hidden, heads = model.hidden, model.heads
+    queries = rank * (hidden + heads * (nope + rope)) if rank else hidden * heads * (nope + rope)
+    index = rank * 32 * 128 + hidden * (128 + 32) if model.name == "glm-5" else 0
+    return queries + hidden * latent_dim + (latent_dim - rope) * heads * (nope + value) + heads * value * hidden + index
+
 
 def parameters_by_shape(model: Model) -> tuple[int, int]:
     """Return (all, active) parameters that the layer shapes imply, without norms and biases."""
     hidden = model.hidden
     attention = 0
     for group in model.attention:
-        if group.latent_dim:  # DeepSeek: queries through a rank of 1,536 (V3) or none (V2-Lite), 128 + 64 per head
-            queries = 1536 * (hidden + model.heads * 192) if hidden == 7168 else hidden * model.heads * 192
-            keys_and_output = hidden * group.latent_dim + 512 * model.heads * 256 + model.heads * 128 * hidden
-            attention += group.layers * (queries + keys_and_output)
+        if group.latent_dim:
+            attention += group.layers * latent_parameters(model, group.latent_dim)
+        elif group.state_bytes:  # queries, keys, values, their gate and the output; two numbers a head; a short window
+            keys, values = 2048, DELTA_NETS[model.name] * 128
+            attention += group.layers * hidden * (2 * keys + 3 * values + 2 * DELTA_NETS[model.name])
         else:
-            attention += group.layers * 2 * hidden * (model.heads + group.kv_heads) * group.head_dim
+            queries = model.heads * (3 if model.name in DELTA_NETS else 2)  # queries, their gate, the output
+            attention += group.layers * hidden * (queries + 2 * group.kv_heads) * group.head_dim
     experts = model.experts
     dense_layers = model.layers - (experts.layers if experts else 0)
     matrices = 2 if model.name.startswith("tinystories") else 3  # an up and a down projection, or a gate too
@@ -141,6 +165,7 @@ class Shapes(unittest.TestCase):
 
     def test_a_latent_is_kept_once_and_by_every_rank(self) -> None:
         model = MODELS["deepseek-v3"]
+        self.assertEqual(MODELS["glm-5"].kv_bytes_per_token(tensor_parallel=8), 78 * (576 * 2 + 128 + 4))
         self.assertEqual(model.kv_bytes_per_token(), 61 * 576 * 2)
         self.assertEqual(model.kv_bytes_per_token(tensor_parallel=8), 61 * 576 * 2)
 
@@ -157,6 +182,7 @@ class Shapes(unittest.TestCase):
         model = replace(MODELS["qwen3-0.6b"], name="hybrid", attention=hybrid)
         self.assertEqual(model.layers, 8)
         self.assertEqual(model.kv_bytes_of_sequence(10), 10 * 2 * 2 * 4 * 64 * 2 + 6000)
+        self.assertEqual(model.kv_bytes_of_sequence(10, tensor_parallel=2), 10 * 2 * 2 * 2 * 64 * 2 + 3000)
 
     def test_tensor_parallelism_divides_heads_and_never_below_one(self) -> None:
         model = MODELS["llama-3.1-8b"]

@@ -2,334 +2,104 @@
 
 Parameters are those of the checkpoint's own count (tied embeddings counted once, vision towers and draft layers left
 out), layer shapes those of its `config.json`. A test derives the parameters from the shapes and holds the two together.
+Any other model is read from its own files, by modules that are imported when a path is given.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
 
+from servesim.catalog.dense_models import DENSE_MODELS
+from servesim.catalog.expert_models import EXPERT_MODELS
 from servesim.catalog.model import Attention as Attention
 from servesim.catalog.model import Experts as Experts
 from servesim.catalog.model import Model as Model
-from servesim.units import suggest
+from servesim.errors import InputError
+from servesim.units import shown, suggest
 
 DEFAULT_MODEL = "llama-3.1-8b"
 
+MODELS: dict[str, Model] = {preset.name: preset for preset in (*DENSE_MODELS, *EXPERT_MODELS)}
+
+REPOSITORIES: dict[str, str] = {
+    "meta-llama/Llama-3.1-8B": "llama-3.1-8b",
+    "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b",
+    "meta-llama/Llama-3.1-70B": "llama-3.1-70b",
+    "meta-llama/Llama-3.1-70B-Instruct": "llama-3.1-70b",
+    "meta-llama/Llama-3.3-70B-Instruct": "llama-3.1-70b",
+    "meta-llama/Llama-3.1-405B-Instruct": "llama-3.1-405b",
+    "meta-llama/Llama-3.2-1B-Instruct": "llama-3.2-1b",
+    "meta-llama/Llama-3.2-3B-Instruct": "llama-3.2-3b",
+    "HuggingFaceTB/SmolLM2-135M-Instruct": "smollm2-135m",
+    "HuggingFaceTB/SmolLM2-360M-Instruct": "smollm2-360m",
+    "HuggingFaceTB/SmolLM2-1.7B-Instruct": "smollm2-1.7b",
+    "Qwen/Qwen3-0.6B": "qwen3-0.6b",
+    "Qwen/Qwen3-1.7B": "qwen3-1.7b",
+    "Qwen/Qwen3-4B": "qwen3-4b",
+    "Qwen/Qwen3-8B": "qwen3-8b",
+    "Qwen/Qwen3-14B": "qwen3-14b",
+    "Qwen/Qwen3-32B": "qwen3-32b",
+    "Qwen/Qwen3-30B-A3B": "qwen3-30b-a3b",
+    "Qwen/Qwen3-235B-A22B": "qwen3-235b-a22b",
+    "Qwen/Qwen3-235B-A22B-FP8": "qwen3-235b-a22b-fp8",
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": "qwen3-next-80b-a3b",
+    "Qwen/Qwen3.5-397B-A17B": "qwen3.5-397b-a17b",
+    "Qwen/Qwen2.5-7B-Instruct": "qwen2.5-7b",
+    "Qwen/Qwen2.5-72B-Instruct": "qwen2.5-72b",
+    "openai/gpt-oss-20b": "gpt-oss-20b",
+    "openai/gpt-oss-120b": "gpt-oss-120b",
+    "mistralai/Mistral-7B-Instruct-v0.3": "mistral-7b",
+    "mistralai/Mistral-Nemo-Instruct-2407": "mistral-nemo-12b",
+    "mistralai/Mistral-Small-24B-Instruct-2501": "mistral-small-24b",
+    "mistralai/Mixtral-8x7B-Instruct-v0.1": "mixtral-8x7b",
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct": "llama-4-scout",
+    "google/gemma-2-9b-it": "gemma-2-9b",
+    "google/gemma-3-1b-it": "gemma-3-1b",
+    "google/gemma-3-4b-it": "gemma-3-4b",
+    "google/gemma-3-12b-it": "gemma-3-12b",
+    "google/gemma-3-27b-it": "gemma-3-27b",
+    "deepseek-ai/DeepSeek-V3": "deepseek-v3",
+    "deepseek-ai/DeepSeek-R1": "deepseek-r1",
+    "deepseek-ai/DeepSeek-V2-Lite": "deepseek-v2-lite",
+    "moonshotai/Kimi-K2-Instruct": "kimi-k2",
+    "moonshotai/Kimi-K2.5": "kimi-k2.5",
+    "zai-org/GLM-5": "glm-5",
+    "zhipuai/GLM-5": "glm-5",
+    "MiniMaxAI/MiniMax-M2": "minimax-m2.5",
+    "MiniMaxAI/MiniMax-M2.5": "minimax-m2.5",
+    "microsoft/phi-4": "phi-4",
+}
+"""The names under which a server is told to load these models, each with the preset of the same shape."""
+
 
 def find_model(name: str) -> Model:
-    """Return the preset `name`; raise `InputError` with the nearest name when there is none."""
-    if name not in MODELS:
-        raise suggest("model", name, MODELS)
-    return MODELS[name]
+    """Return the preset `name`, or the one of the repository `name`.
+
+    Raises `InputError` with the nearest name when there is none.
+    """
+    preset = MODELS.get(REPOSITORIES.get(name, name))
+    if preset is None:
+        raise suggest("model", name, REPOSITORIES if "/" in name else MODELS)
+    return preset
 
 
-def _dense(
-    name: str,
-    params: float,
-    layers: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    hidden: int,
-    intermediate: int,
-    vocab: int,
-    *,
-    source: str,
-    date: str,
-    tied: bool = False,
-    sliding: int = 0,
-    window: int | None = None,
-    weight_dtype: str = "bf16",
-) -> Model:
-    """Return a model with the same feed-forward in every layer, `sliding` of the layers with a window."""
-    attention = [Attention(layers=layers - sliding, kv_heads=kv_heads, head_dim=head_dim)]
-    if sliding:
-        attention.append(Attention(layers=sliding, kv_heads=kv_heads, head_dim=head_dim, window=window))
-    return Model(
-        name=name,
-        params=round(params),
-        attention=tuple(attention),
-        heads=heads,
-        hidden=hidden,
-        intermediate=intermediate,
-        vocab=vocab,
-        tied_embeddings=tied,
-        weight_dtype=weight_dtype,
-        source=source,
-        date=date,
-    )
+def load_model(name: str) -> Model:
+    """Return the model `name`: a preset, a repository's name, or a path to the model's own files.
 
+    A path is a `config.json`, a folder with one, or a `.gguf` file, of which only the header is read. Raises
+    `InputError` for an unknown name and for a file that is no model.
+    """
+    if name in MODELS:
+        return MODELS[name]
+    is_folder = os.path.isdir(name)
+    if name.lower().endswith(".gguf") and not is_folder:
+        from servesim.catalog.gguf_model import read_gguf_model
 
-_LLAMA_8B = _dense(
-    *("llama-3.1-8b", 8.03e9, 32, 32, 8, 128, 4096, 14336, 128256),
-    source="meta-llama/Llama-3.1-8B config.json and model card",
-    date="2024-07",
-)
-_SMOLLM2 = _dense(
-    *("smollm2-135m", 134.5e6, 30, 9, 3, 64, 576, 1536, 49152),
-    tied=True,
-    source="HuggingFaceTB/SmolLM2-135M config.json",
-    date="2024-11",
-)
+        return read_gguf_model(name)
+    if is_folder or os.path.isfile(name) or name.endswith(".json"):
+        from servesim.catalog.huggingface import read_hugging_face
 
-_PRESETS = (
-    _LLAMA_8B,
-    replace(_LLAMA_8B, name="llama-3.1-8b-fp8", weight_dtype="fp8", source=f"{_LLAMA_8B.source}; every weight in FP8"),
-    _dense(
-        *("llama-3.1-70b", 70.6e9, 80, 64, 8, 128, 8192, 28672, 128256),
-        source="meta-llama/Llama-3.1-70B config.json and model card (3.3 has the same shape)",
-        date="2024-07",
-    ),
-    _dense(
-        *("llama-3.1-405b", 405.85e9, 126, 128, 8, 128, 16384, 53248, 128256),
-        source="meta-llama/Llama-3.1-405B config.json and model card",
-        date="2024-07",
-    ),
-    _dense(
-        *("llama-3.2-1b", 1_235_814_400, 16, 32, 8, 64, 2048, 8192, 128256),
-        tied=True,
-        source="meta-llama/Llama-3.2-1B config.json",
-        date="2024-09",
-    ),
-    _dense(
-        *("llama-3.2-3b", 3_212_749_824, 28, 24, 8, 128, 3072, 8192, 128256),
-        tied=True,
-        source="meta-llama/Llama-3.2-3B config.json",
-        date="2024-09",
-    ),
-    _SMOLLM2,
-    replace(_SMOLLM2, name="smollm2-135m-q8_0", weight_dtype="q8_0", source=f"{_SMOLLM2.source}; GGUF Q8_0"),
-    replace(_SMOLLM2, name="smollm2-135m-q4_1", weight_dtype="q4_1", source=f"{_SMOLLM2.source}; GGUF Q4_1"),
-    _dense(
-        *("smollm2-360m", 361_821_120, 32, 15, 5, 64, 960, 2560, 49152),
-        tied=True,
-        source="HuggingFaceTB/SmolLM2-360M config.json",
-        date="2024-11",
-    ),
-    _dense(
-        *("smollm2-1.7b", 1_711_376_384, 24, 32, 32, 64, 2048, 8192, 49152),
-        tied=True,
-        source="HuggingFaceTB/SmolLM2-1.7B config.json",
-        date="2024-11",
-    ),
-    Model(
-        name="tinystories-gpt-47m",
-        params=46_742_528,
-        attention=(Attention(layers=12, kv_heads=8, head_dim=64),),
-        heads=8,
-        hidden=512,
-        intermediate=2048,
-        vocab=16384,
-        tied_embeddings=True,
-        source="a GPT-2 of 12 layers and 512 channels with 1,024 positions, "
-        "the size of model that arXiv:2305.07759 trains on TinyStories",
-        date="2023-05",
-    ),
-    # Qwen
-    _dense(
-        *("qwen3-0.6b", 596_049_920, 28, 16, 8, 128, 1024, 3072, 151936),
-        tied=True,
-        source="Qwen/Qwen3-0.6B config.json",
-        date="2025-04",
-    ),
-    _dense(
-        *("qwen3-1.7b", 1_720_574_976, 28, 16, 8, 128, 2048, 6144, 151936),
-        tied=True,
-        source="Qwen/Qwen3-1.7B config.json",
-        date="2025-04",
-    ),
-    _dense(
-        *("qwen3-4b", 4_022_468_096, 36, 32, 8, 128, 2560, 9728, 151936),
-        tied=True,
-        source="Qwen/Qwen3-4B config.json",
-        date="2025-04",
-    ),
-    _dense(
-        *("qwen3-8b", 8_190_735_360, 36, 32, 8, 128, 4096, 12288, 151936),
-        source="Qwen/Qwen3-8B config.json",
-        date="2025-04",
-    ),
-    _dense(
-        *("qwen3-14b", 14_768_307_200, 40, 40, 8, 128, 5120, 17408, 151936),
-        source="Qwen/Qwen3-14B config.json",
-        date="2025-04",
-    ),
-    _dense(
-        *("qwen3-32b", 32_762_123_264, 64, 64, 8, 128, 5120, 25600, 151936),
-        source="Qwen/Qwen3-32B config.json",
-        date="2025-04",
-    ),
-    Model(
-        name="qwen3-30b-a3b",
-        params=30_532_122_624,
-        active_params=3_350_000_000,
-        attention=(Attention(layers=48, kv_heads=4, head_dim=128),),
-        heads=32,
-        hidden=2048,
-        vocab=151936,
-        experts=Experts(layers=48, count=128, top_k=8, intermediate=768),
-        source="Qwen/Qwen3-30B-A3B config.json",
-        date="2025-04",
-    ),
-    Model(
-        name="qwen3-235b-a22b",
-        params=235_093_634_560,
-        active_params=22_190_000_000,
-        attention=(Attention(layers=94, kv_heads=4, head_dim=128),),
-        heads=64,
-        hidden=4096,
-        vocab=151936,
-        experts=Experts(layers=94, count=128, top_k=8, intermediate=1536),
-        source="Qwen/Qwen3-235B-A22B config.json",
-        date="2025-04",
-    ),
-    _dense(
-        *("qwen2.5-7b", 7_615_616_512, 28, 28, 4, 128, 3584, 18944, 152064),
-        source="Qwen/Qwen2.5-7B config.json",
-        date="2024-09",
-    ),
-    _dense(
-        *("qwen2.5-72b", 72_706_203_648, 80, 64, 8, 128, 8192, 29568, 152064),
-        source="Qwen/Qwen2.5-72B config.json",
-        date="2024-09",
-    ),
-    # OpenAI: experts in MXFP4, the rest in BF16, so the file's own size is the weights'
-    Model(
-        name="gpt-oss-20b",
-        params=20_914_757_184,
-        active_params=3_610_000_000,
-        attention=(
-            Attention(layers=12, kv_heads=8, head_dim=64),
-            Attention(layers=12, kv_heads=8, head_dim=64, window=128),
-        ),
-        heads=64,
-        hidden=2880,
-        vocab=201088,
-        experts=Experts(layers=24, count=32, top_k=4, intermediate=2880),
-        weight_dtype="mxfp4",
-        file_bytes=round(12.8 * 2**30),
-        source="openai/gpt-oss-20b config.json; model card arXiv:2508.10925, table 1 (checkpoint 12.8 GiB)",
-        date="2025-08",
-    ),
-    Model(
-        name="gpt-oss-120b",
-        params=116_829_156_672,
-        active_params=5_130_000_000,
-        attention=(
-            Attention(layers=18, kv_heads=8, head_dim=64),
-            Attention(layers=18, kv_heads=8, head_dim=64, window=128),
-        ),
-        heads=64,
-        hidden=2880,
-        vocab=201088,
-        experts=Experts(layers=36, count=128, top_k=4, intermediate=2880),
-        weight_dtype="mxfp4",
-        file_bytes=round(60.8 * 2**30),
-        source="openai/gpt-oss-120b config.json; model card arXiv:2508.10925, table 1 (checkpoint 60.8 GiB)",
-        date="2025-08",
-    ),
-    # Mistral
-    _dense(
-        *("mistral-7b", 7_248_023_552, 32, 32, 8, 128, 4096, 14336, 32768),
-        source="mistralai/Mistral-7B-v0.3 config.json",
-        date="2024-05",
-    ),
-    _dense(
-        *("mistral-nemo-12b", 12_247_782_400, 40, 32, 8, 128, 5120, 14336, 131072),
-        source="mistralai/Mistral-Nemo-Base-2407 config.json",
-        date="2024-07",
-    ),
-    _dense(
-        *("mistral-small-24b", 23_572_403_200, 40, 32, 8, 128, 5120, 32768, 131072),
-        source="mistralai/Mistral-Small-24B-Base-2501 config.json",
-        date="2025-01",
-    ),
-    Model(
-        name="mixtral-8x7b",
-        params=46_702_792_704,
-        active_params=12_880_000_000,
-        attention=(Attention(layers=32, kv_heads=8, head_dim=128),),
-        heads=32,
-        hidden=4096,
-        vocab=32000,
-        experts=Experts(layers=32, count=8, top_k=2, intermediate=14336),
-        source="mistralai/Mixtral-8x7B-v0.1 config.json",
-        date="2023-12",
-    ),
-    # Google
-    _dense(
-        *("gemma-2-9b", 9_241_705_984, 42, 16, 8, 256, 3584, 14336, 256000),
-        tied=True,
-        sliding=21,
-        window=4096,
-        source="google/gemma-2-9b config.json",
-        date="2024-06",
-    ),
-    _dense(
-        *("gemma-3-1b", 999_885_952, 26, 4, 1, 256, 1152, 6912, 262144),
-        tied=True,
-        sliding=22,
-        window=512,
-        source="google/gemma-3-1b-pt config.json",
-        date="2025-03",
-    ),
-    _dense(
-        *("gemma-3-4b", 3_880_263_168, 34, 8, 4, 256, 2560, 10240, 262208),
-        tied=True,
-        sliding=29,
-        window=1024,
-        source="google/gemma-3-4b-pt config.json, without the vision tower",
-        date="2025-03",
-    ),
-    _dense(
-        *("gemma-3-12b", 11_766_034_176, 48, 16, 8, 256, 3840, 15360, 262208),
-        tied=True,
-        sliding=40,
-        window=1024,
-        source="google/gemma-3-12b-pt config.json, without the vision tower",
-        date="2025-03",
-    ),
-    _dense(
-        *("gemma-3-27b", 27_009_346_304, 62, 32, 16, 128, 5376, 21504, 262208),
-        tied=True,
-        sliding=52,
-        window=1024,
-        source="google/gemma-3-27b-pt config.json, without the vision tower",
-        date="2025-03",
-    ),
-    # DeepSeek: one latent of kv_lora_rank 512 and a rotary key of 64 per token and layer
-    Model(
-        name="deepseek-v3",
-        params=671_026_419_200,
-        active_params=37_550_000_000,
-        attention=(Attention(layers=61, latent_dim=512 + 64),),
-        heads=128,
-        hidden=7168,
-        intermediate=18432,
-        vocab=129280,
-        experts=Experts(layers=58, count=256, top_k=8, intermediate=2048, shared=1),
-        weight_dtype="fp8",
-        source="deepseek-ai/DeepSeek-V3 config.json, without the MTP layer (R1 has the same shape)",
-        date="2024-12",
-    ),
-    Model(
-        name="deepseek-v2-lite",
-        params=15_706_484_224,
-        active_params=2_660_000_000,
-        attention=(Attention(layers=27, latent_dim=512 + 64),),
-        heads=16,
-        hidden=2048,
-        intermediate=10944,
-        vocab=102400,
-        experts=Experts(layers=26, count=64, top_k=6, intermediate=1408, shared=2),
-        source="deepseek-ai/DeepSeek-V2-Lite config.json",
-        date="2024-05",
-    ),
-    _dense(
-        *("phi-4", 14_659_507_200, 40, 40, 10, 128, 5120, 17920, 100352),
-        source="microsoft/phi-4 config.json",
-        date="2024-12",
-    ),
-)
-
-MODELS: dict[str, Model] = {preset.name: preset for preset in _PRESETS}
+        return read_hugging_face(name)
+    if name.startswith((os.curdir, os.sep, "~")):
+        raise InputError(f"no model at {shown(name)}; give a config.json, its folder or a .gguf file")
+    return find_model(name)

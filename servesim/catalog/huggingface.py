@@ -1,0 +1,210 @@
+"""A model from a Hugging Face `config.json` or the folder around it: shapes from its fields, bytes from its files.
+
+Decoders only. The parameters follow from the shapes, as a test holds against published counts; where the weights lie
+beside the configuration, their own headers or index decide the bytes. What the file does not say, transformers' own
+classes do (`layer_kinds.DEFAULTS`). Nothing is downloaded, and no tensor is read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from servesim.catalog.checkpoint_format import CheckpointFormat, checkpoint_format, plain_dtype
+from servesim.catalog.json_file import Fields, read_object
+from servesim.catalog.layer_kinds import (
+    DEFAULTS,
+    DENSE,
+    EXPERTS,
+    UNGATED,
+    feed_forward_kinds,
+    layer_count,
+    mixer_kinds,
+)
+from servesim.catalog.mixers import Mixer, mixer
+from servesim.catalog.model import Attention, Experts, Model
+from servesim.catalog.safetensors import Weights, folder_weights
+from servesim.errors import InputError
+
+MAX_CONFIG_BYTES = 16 * 2**20
+
+_TEXT_PARTS = ("text_config", "llm_config", "language_config")
+_FROM_OUTSIDE = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization_config", "vocab_size")
+
+
+def read_hugging_face(path: str) -> Model:
+    """Return the model of the `config.json` at `path`, or in the folder `path`.
+
+    Raises `InputError` for a file that cannot be read or does not describe a decoder, with the field that is wrong.
+    """
+    config = os.path.join(path, "config.json") if os.path.isdir(path) else path
+    if os.path.isdir(path) and not os.path.isfile(config):
+        raise InputError(f"{path}: holds no config.json; give a folder with one, or a .gguf file by its name")
+    fields = _text_fields(read_object(config, limit_bytes=MAX_CONFIG_BYTES), config)
+    folder = os.path.dirname(os.path.abspath(config))
+    return _model(fields, folder, _name(config))
+
+
+def _text_fields(document: dict[str, Any], path: str) -> Fields:
+    """Return the fields of the decoder: the text part of a multimodal file, with what is only said outside of it."""
+    values = document
+    if document.get("is_encoder_decoder") is True:
+        raise InputError(f"{path}: describes an encoder-decoder, which servesim does not model")
+    for name in _TEXT_PARTS:
+        part = document.get(name)
+        if isinstance(part, dict):
+            outside = {key: document[key] for key in _FROM_OUTSIDE if document.get(key) is not None}
+            values = {**outside, **{key: value for key, value in part.items() if value is not None}}
+            break
+    kind = values.get("model_type")
+    defaults = DEFAULTS.get(kind, {}) if isinstance(kind, str) else {}
+    return Fields({**defaults, **{key: value for key, value in values.items() if value is not None}}, path)
+
+
+def _model(fields: Fields, folder: str, name: str) -> Model:
+    hidden = fields.count("hidden_size", "n_embd", "d_model", "model_dim")
+    layers = layer_count(fields)
+    heads = fields.count("num_attention_heads", "n_head", "n_heads", "num_heads", default=1)
+    vocab = fields.count("vocab_size", "padded_vocab_size")
+    experts, shapes = _experts(fields, layers, hidden)
+    attention, mixer_params = _mixers(fields, layers, hidden, heads)
+    intermediate = 0
+    if DENSE in shapes:
+        intermediate = _intermediate(fields, hidden, experts is not None)
+    gated = fields.text("model_type") not in UNGATED
+    model = Model(
+        name=name,
+        params=10**14,  # until it is counted, below
+        attention=attention,
+        heads=heads,
+        hidden=hidden,
+        intermediate=intermediate,
+        mlp_layers=shapes.count(DENSE),
+        gated=gated,
+        vocab=vocab,
+        tied_embeddings=fields.flag("tie_word_embeddings", default=True),  # transformers' own default
+        experts=experts,
+        weight_dtype=plain_dtype(fields),
+        kv_dtype=plain_dtype(fields),
+        source=f"config.json of {name}",
+        date="",
+    )
+    norms = 4 if fields.text("model_type").startswith(("gemma2", "gemma3")) else 2
+    counted = model.embedding_params + model.head_params + mixer_params + (norms * layers + 1) * hidden
+    counted += (
+        model.mlp_params
+        + model.expert_params
+        + model.shared_expert_params
+        + model.router_params
+        + _positions(fields) * hidden
+    )
+    if counted >= 10**14:
+        raise InputError(f"{fields.path}: describes {counted:.3g} parameters, more than any model has")
+    weights = folder_weights(folder, layers)
+    params = counted if weights is None or weights.params is None else weights.params
+    return _weighed(replace(model, params=params), _quantization(fields, folder), weights, fields.path)
+
+
+def _weighed(model: Model, form: CheckpointFormat | None, weights: Weights | None, path: str) -> Model:
+    """Return `model` in the format of its checkpoint and with the bytes of its files."""
+    if form is not None:
+        if form.name is not None:
+            model = model.quantized(form.name, keep=form.keep)
+        elif weights is None:
+            raise InputError(
+                f"{path}: quantisation {form.asked!r} is not known, and no weights lie beside it to be counted"
+            )
+    if weights is not None:
+        model = replace(model, file_bytes=weights.size_bytes, source=f"{model.source}; bytes by {weights.source}")
+    if model.experts is None:
+        return model
+    share = 1 - model.experts.top_k / model.experts.count
+    return replace(model, active_params=max(1, model.params - round(model.expert_params * share)))
+
+
+def _experts(fields: Fields, layers: int, hidden: int) -> tuple[Experts | None, list[str]]:
+    """Return the mixture of experts, if there is one, and the kind of each layer's feed-forward."""
+    count = fields.count(
+        *("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts"), default=0, minimum=0
+    )
+    kinds = feed_forward_kinds(fields, layers, count if count > 1 else 0)
+    if EXPERTS not in kinds:
+        return None, kinds
+    width = fields.count("moe_intermediate_size", "expert_intermediate_size", "intermediate_size", "ffn_hidden_size")
+    shared = fields.count("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", default=0, minimum=0)
+    shared_width = fields.count(
+        *("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size"),
+        default=0,
+        minimum=0,
+    )
+    if shared_width or fields.text("model_type") == "llama4_text":
+        shared = max(shared, 1)
+    return (
+        Experts(
+            layers=kinds.count(EXPERTS),
+            count=count,
+            top_k=fields.count(*("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")),
+            intermediate=width,
+            shared=shared,
+            shared_intermediate=shared_width if shared_width != width else 0,
+        ),
+        kinds,
+    )
+
+
+def _mixers(fields: Fields, layers: int, hidden: int, heads: int) -> tuple[tuple[Attention, ...], int]:
+    """Return what the layers keep, in groups of equal ones, and the parameters of all mixers."""
+    kinds, window = mixer_kinds(fields, layers)
+    known: dict[str, Mixer] = {kind: mixer(kind, fields, hidden, heads, window) for kind in sorted(set(kinds))}
+    borrowing = fields.count("num_kv_shared_layers", default=0, minimum=0, maximum=layers - 1)  # Gemma 3n
+    groups: dict[Attention, int] = {}
+    for number, kind in enumerate(kinds):
+        keeps = known[kind].keeps if number < layers - borrowing else Attention(layers=1, idle=True)
+        groups[keeps] = groups.get(keeps, 0) + 1
+    attention = tuple(replace(keeps, layers=count) for keeps, count in groups.items())
+    return _whole_first(attention), sum(known[kind].params for kind in kinds)
+
+
+def _whole_first(groups: Iterable[Attention]) -> tuple[Attention, ...]:
+    """Return the groups with those that keep every token in front, as presets have them."""
+    return tuple(sorted(groups, key=lambda group: (group.idle, group.state_bytes > 0, group.window is not None)))
+
+
+def _intermediate(fields: Fields, hidden: int, is_mixture: bool) -> int:
+    """Return the width of a dense feed-forward; Llama 4 has one of its own beside that of its experts."""
+    own = ("intermediate_size_mlp",) if is_mixture else ()
+    names = (*own, "intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim", "ffn_hidden_dim")
+    widths = fields.items(names[0]) if isinstance(fields.get(names[0]), list) else None
+    if widths:  # one for each layer: their mean
+        whole = Fields({str(number): width for number, width in enumerate(widths)}, f"{fields.path}: {names[0]}")
+        return round(sum(whole.count(name) for name in whole.values) / len(widths))
+    return fields.count(*names, default=4 * hidden)
+
+
+def _positions(fields: Fields) -> int:
+    """Return the rows of a learned table of positions: GPT-2 and OPT have one, everybody else turns angles."""
+    kind = fields.text("model_type")
+    if kind in ("gpt2", "gpt_bigcode"):
+        return fields.count("n_positions", "n_ctx", default=1024)
+    return fields.count("max_position_embeddings", default=2048) + 2 if kind == "opt" else 0
+
+
+def _quantization(fields: Fields, folder: str) -> CheckpointFormat | None:
+    form = checkpoint_format(fields.part("quantization_config"))
+    beside = os.path.join(folder, "hf_quant_config.json")  # ModelOpt
+    if form is None and os.path.isfile(beside):
+        form = checkpoint_format(Fields(read_object(beside, limit_bytes=MAX_CONFIG_BYTES), beside).part("quantization"))
+    return form
+
+
+def _name(config: str) -> str:
+    """Return a name for the model: its repository in a cache of the hub, else its folder, else the file."""
+    folders = os.path.abspath(config).split(os.sep)[:-1]
+    for folder in reversed(folders):
+        if folder.startswith("models--"):
+            return folder.split("--")[-1]
+    stem = os.path.splitext(os.path.basename(config))[0]
+    name = (folders[-1] if folders else "") if stem == "config" else stem
+    return "".join(letter if letter.isprintable() else "?" for letter in name)[:80] or "model"
