@@ -6,6 +6,7 @@ figure that datasheets print at half of their large print. `memory_gib` is what 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -97,6 +98,15 @@ def find_hardware(name: str) -> Hardware:
     if name not in HARDWARE:
         raise suggest("hardware", name, HARDWARE)
     return HARDWARE[name]
+
+
+def load_hardware(name: str) -> Hardware:
+    """Return the preset `name`, or the device in the JSON file at the path `name` (see `hardware_file`)."""
+    if name in HARDWARE or not (name.endswith(".json") or os.sep in name):
+        return find_hardware(name)
+    from servesim.catalog.hardware_file import read_hardware
+
+    return read_hardware(name)
 
 
 def _device(

@@ -104,6 +104,7 @@ class Model:
     heads: int
     hidden: int
     intermediate: int = 0  # of the dense feed-forward layers; 0: there are none
+    mlp_layers: int | None = None  # layers with a dense feed-forward; None: all that have no experts
     gated: bool = True  # a feed-forward of three matrices (gate, up, down), not two
     vocab: int
     tied_embeddings: bool = False
@@ -193,8 +194,10 @@ class Model:
     @property
     def mlp_params(self) -> int:
         """Parameters of the dense feed-forward layers."""
-        dense = self.layers - (self.experts.layers if self.experts else 0)
-        return max(0, dense) * self._matrices * self.hidden * self.intermediate
+        dense = self.mlp_layers
+        if dense is None:
+            dense = max(0, self.layers - (self.experts.layers if self.experts else 0))
+        return dense * self._matrices * self.hidden * self.intermediate
 
     @property
     def attention_params(self) -> int:
