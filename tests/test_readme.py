@@ -32,12 +32,13 @@ class Readme(unittest.TestCase):
                 self.assertTrue(matches(expected, got), f"{command} now prints\n{got}")
 
     def test_its_tables_are_the_registries(self) -> None:
-        self.assertEqual(with_tables(TEXT), TEXT, "run python3 -m tests.readme_tables")
+        self.assertTrue(with_tables(TEXT) == TEXT, "a registry has changed: run python3 -m tests.readme_tables")
 
     def test_every_registry_entry_is_named(self) -> None:
         for registry in (VERBS, HARDWARE, MODELS, COST_MODELS, RULES, POLICIES, ARRIVALS, TRACE_FORMATS):
             for name in registry:
-                self.assertRegex(TEXT, rf"`(?:--[a-z-]+ )?{re.escape(name)}`")
+                named = re.search(rf"`(?:--[a-z-]+ )?{re.escape(name)}`", TEXT)
+                self.assertIsNotNone(named, f"the README does not name {name}")
 
     def test_every_flag_it_names_exists(self) -> None:
         flags = {"--help", "--ctx-size", "--parallel"}  # the last two are llama.cpp's

@@ -20,6 +20,7 @@ from servesim.workload.workload import Workload
 
 DEFAULT_CONCURRENCY = 8
 WATCHED_EVERY_S = 0.05  # of real time, about
+LEAST_SLICE_S = 0.01  # of virtual time: about a step
 
 Watch = Callable[[int], bool]
 """Is told, every now and then, how many requests are over; returns True to stop the run there."""
@@ -109,5 +110,8 @@ def _advance(engine: Engine, until: float, watch: Watch | None) -> bool:
         if watch(len(outcomes) - outcomes.count(0)):
             return True
         took = time.perf_counter() - start
-        slice_s *= 2.0 if took < WATCHED_EVERY_S / 2 else 0.5 if took > 2 * WATCHED_EVERY_S else 1.0
+        if took < WATCHED_EVERY_S / 2:
+            slice_s *= 2.0
+        elif took > WATCHED_EVERY_S * 2:
+            slice_s = max(LEAST_SLICE_S, slice_s / 2.0)
     return False
