@@ -14,14 +14,17 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from servesim.client.answer import Answer
 from servesim.client.flavour import API_FLAVOURS
 from servesim.client.run import LoadGenerator
 from servesim.client.target import parse_target
 from servesim.records import Outcome, Run
 from servesim.stats import nearest_rank
+from servesim.wire.http_body import ChunkedBody
+from servesim.wire.ndjson import open_stream
 from servesim.workload.requests import Requests
 from servesim.workload.workload import ClosedLoop
-from tests.truth_server import Asked, TruthProcess, token_stream
+from tests.truth_server import Asked, TruthProcess, chunk, content, event, token_stream
 
 TTFT_S = 0.02
 
@@ -176,7 +179,18 @@ CASES = (
 )
 
 
+def decode_rate(events: int = 20_000) -> float:
+    """Return how many chunked events a second of CPU decodes and reads, without a socket."""
+    data = chunk(event(content("a")))
+    body, stream, answer = ChunkedBody(), open_stream("sse"), Answer()
+    began = time.process_time()
+    for number in range(events):
+        answer.read(stream.feed(body.feed(data), float(number)), "chat")
+    return events / (time.process_time() - began)
+
+
 def main() -> int:
+    print(f"decoding and reading alone: {max(decode_rate() for _ in range(3)):,.0f} events per CPU-second")
     print(TITLE)
     for case in CASES:
         truth = measure_case(**case)

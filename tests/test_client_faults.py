@@ -197,7 +197,7 @@ class BodiesTest(unittest.TestCase):
                 steps = [Step(0.0, head)]
                 for part in (R, A, B, C, END):
                     packed = compressor.compress(part) + compressor.flush(zlib.Z_SYNC_FLUSH)
-                    steps.append(Step(0.005, chunk(packed)))
+                    steps.append(Step(PAUSE_S, chunk(packed)))
                 steps.append(Step(0.0, chunk(compressor.flush()) + b"0\r\n\r\n"))
                 run = run_script(steps)
                 self.assertEqual(verdict_of(run), ("completed", None))

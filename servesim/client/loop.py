@@ -304,8 +304,8 @@ class Loop:
             return
         try:
             if connection.write():
-                exchange.uploaded_s = monotonic()
                 if self._selector.get_key(connection.sock).events != READ:
+                    exchange.uploaded_s = monotonic()
                     self._selector.modify(connection.sock, READ, connection)
             else:
                 self._selector.modify(connection.sock, READ | WRITE, connection)

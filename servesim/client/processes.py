@@ -78,6 +78,7 @@ def measure_in_processes(
     that it had not filed with it: the run is then partial. Raises RunError when the server cannot be reached.
     """
     watchers, interrupts = watchers or Watchers(), interrupts or Interrupts()
+    pressed_before = interrupts.count
     run = open_run(requests, config)
 
     def work(share: Share, pipe: Connection) -> None:
@@ -90,7 +91,7 @@ def measure_in_processes(
         _start_together(hands)
         if watchers.begun is not None:
             watchers.begun(run)
-        _wait_for(hands, interrupts, watchers, len(requests))
+        _wait_for(hands, interrupts, pressed_before, watchers, len(requests))
     finally:
         for hand in hands:
             if hand.done is None:
@@ -121,8 +122,8 @@ def _start_together(hands: list[_Hand]) -> None:
         hand.pipe.send(start_s)
 
 
-def _wait_for(hands: list[_Hand], interrupts: Interrupts, watchers: Watchers, total: int) -> None:
-    passed_on = interrupts.count
+def _wait_for(hands: list[_Hand], interrupts: Interrupts, passed_on: int, watchers: Watchers, total: int) -> None:
+    """Hear the hands out; `passed_on` of the presses are theirs to know already."""
     open_hands = {hand.pipe: hand for hand in hands}
     while open_hands:
         for ready in wait(list(open_hands), timeout=0.1):

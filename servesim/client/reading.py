@@ -173,6 +173,5 @@ def file_record(run: Run, exchange: Exchange, answer: Answer, start_s: float) ->
 
 
 def _upload_ms(exchange: Exchange) -> float | None:
-    """Return how long the request took to go out, where it is worth telling (a large prompt on a slow line)."""
-    upload_s = exchange.uploaded_s - exchange.sent_s
-    return upload_s * 1000.0 if upload_s > 0.001 else None
+    """Return how long the request took to go out, where the kernel did not take it all at once."""
+    return (exchange.uploaded_s - exchange.sent_s) * 1000.0 if exchange.uploaded_s else None

@@ -122,7 +122,7 @@ class LoadGenerator:
         still be ahead: several processes begin together). Raises RunError when the server cannot be reached at the
         start; after that, whatever goes wrong is a request's failure.
         """
-        watchers = watchers or Watchers()
+        watchers, pressed_before = watchers or Watchers(), self._interrupts.count
         run = open_run(workload.requests, config)
         size = len(workload.requests)
         self.connect(min(size, OPEN_AT_MOST if concurrency is None else concurrency))
@@ -133,7 +133,7 @@ class LoadGenerator:
             self._loop.think = drive.think
             self._loop.restart_health()
             try:
-                drive.run(self._interrupts, self._grace_s)
+                drive.run(self._interrupts, pressed_before, self._grace_s)
             finally:
                 self._loop.health.end()
         self.health = self._loop.health
@@ -171,12 +171,11 @@ class _Drive:
         """Do what can wait: read answers and file records, then make the next requests' bytes."""
         return self._reader.think(until, self._loop.exchanges()) or self._maker.make_ahead(until)
 
-    def run(self, interrupts: Interrupts, grace_s: float) -> None:
+    def run(self, interrupts: Interrupts, pressed_before: int, grace_s: float) -> None:
         loop, workload, start_s = self._loop, self._workload, self._start_s
         if self._watchers.begun is not None:
             self._watchers.begun(self._run)
         give_up_s = start_s + workload.duration_s + grace_s
-        pressed_before = interrupts.count
         while True:
             due_s = math.inf if self._stopping else workload.next_due()
             now = monotonic()
