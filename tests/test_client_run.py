@@ -240,11 +240,14 @@ class PacingTest(unittest.TestCase):
 
 
 class InterruptsTest(unittest.TestCase):
-    def interrupted(self, presses: int, steps: list[Step]) -> Run:
+    def interrupted(self, presses: int, steps: list[Step], tokens: int) -> Run:
+        """Press Ctrl-C when two requests have been sent `tokens` tokens each."""
         interrupts = Interrupts()
 
         def press() -> None:
-            time.sleep(0.15)
+            while len(server.asked) < 2 or any(len(asked.token_s) < tokens for asked in server.asked):
+                time.sleep(0.002)
+            time.sleep(0.05)
             interrupts.count += presses
 
         with TruthServer(always(*steps)) as server:
@@ -256,12 +259,12 @@ class InterruptsTest(unittest.TestCase):
         return run
 
     def test_once_lets_what_is_in_flight_finish(self) -> None:
-        run = self.interrupted(1, token_stream(3, ttft_s=0.1, gap_s=0.05))
+        run = self.interrupted(1, token_stream(3, ttft_s=0.3, gap_s=0.05), tokens=0)
         outcomes = [run.records.outcome.count(outcome) for outcome in Outcome]
         self.assertEqual(outcomes, [0, 2, 0, 0, 98])
 
     def test_twice_ends_at_once_and_keeps_what_came(self) -> None:
-        run = self.interrupted(2, token_stream(3, ttft_s=0.1, gap_s=3.0))
+        run = self.interrupted(2, token_stream(3, ttft_s=0.05, gap_s=3.0), tokens=1)
         self.assertEqual(run.records.outcome.count(Outcome.UNFINISHED), 2)
         self.assertEqual(len(run.times), 2)
 

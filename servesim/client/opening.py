@@ -1,7 +1,7 @@
 """Opening connections where nobody waits: DNS, TCP, proxy tunnel and TLS block, so they are threads' work.
 
-The loop asks for connections and is woken when one is there or could not be made. Threads start with the first wish, so
-that a process may fork before.
+The loop asks for connections and is woken when one is there or could not be made. Threads live as long as there are
+wishes, so that a process may fork whenever no connection is being opened.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import socket
 import ssl
 import threading
 from collections import deque
-from queue import SimpleQueue
 
 from servesim.client.http1 import open_socket
 from servesim.client.target import Target
@@ -19,14 +18,16 @@ MAX_THREADS = 16
 
 
 class Opener:
-    """A few connector threads. `wakeup` becomes readable when `opened` has something new."""
+    """A few connector threads, none while there is nothing to open. `wakeup` is readable when `answers` has news."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._wishes: SimpleQueue[Target | None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()  # of what the threads share
+        self._wishes: deque[Target] = deque()
+        self._threads = 0
+        self._closed = False
+        self._opened: deque[tuple[Target, socket.socket | OSError]] = deque()
         self._outstanding: dict[Target, int] = {}
-        self.opened: deque[tuple[Target, socket.socket | OSError]] = deque()
         self.wakeup, self._wake = socket.socketpair()
         self.wakeup.setblocking(False)
         self._wake.setblocking(False)
@@ -38,11 +39,12 @@ class Opener:
     def wish(self, target: Target) -> None:
         """Ask for one more connection to `target`."""
         self._outstanding[target] = self.outstanding(target) + 1
-        self._wishes.put(target)
-        if len(self._threads) < min(MAX_THREADS, sum(self._outstanding.values())):
-            thread = threading.Thread(target=self._work, name="connector", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        with self._lock:
+            self._wishes.append(target)
+            if self._threads == MAX_THREADS:
+                return
+            self._threads += 1
+        threading.Thread(target=self._work, name="connector", daemon=True).start()
 
     def answers(self) -> list[tuple[Target, socket.socket | OSError]]:
         """Return what was opened, or failed to, since the last time."""
@@ -51,16 +53,17 @@ class Opener:
         except BlockingIOError:
             pass
         answers = []
-        while self.opened:
-            target, result = self.opened.popleft()
+        while self._opened:
+            target, result = self._opened.popleft()
             self._outstanding[target] -= 1
             answers.append((target, result))
         return answers
 
     def close(self) -> None:
         """Let the threads end; connections that come too late are closed."""
-        for _ in self._threads:
-            self._wishes.put(None)
+        with self._lock:
+            self._closed = True
+            self._wishes.clear()
         for _, result in self.answers():
             if isinstance(result, socket.socket):
                 result.close()
@@ -68,21 +71,27 @@ class Opener:
         self._wake.close()
 
     def _work(self) -> None:
-        while (target := self._wishes.get()) is not None:
+        while True:
+            with self._lock:
+                if not self._wishes:
+                    self._threads -= 1
+                    return
+                target = self._wishes.popleft()
             result: socket.socket | OSError
             try:
                 result = open_socket(target, self._timeout_s)
             except OSError as error:
                 result = error
-            self.opened.append((target, result))
-            try:
-                self._wake.send(b"\0")
-            except BlockingIOError:
-                pass  # it is awake already
-            except OSError:  # the loop is gone
-                if isinstance(result, socket.socket):
-                    result.close()
-                return
+            with self._lock:
+                if self._closed:
+                    if isinstance(result, socket.socket):
+                        result.close()
+                    continue
+                self._opened.append((target, result))
+                try:
+                    self._wake.send(b"\0")
+                except BlockingIOError:
+                    pass  # the loop has been woken often enough
 
 
 def describe_failure(target: Target, error: OSError) -> tuple[str, str]:
