@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,9 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
+from servesim.client.livefile import LiveFile
 from servesim.client.measurement import Measurer
+from servesim.records import Run
 from servesim.runreader import read_saved
+from servesim.workload.spec import WorkloadSpec
 from tests.command import ROOT, Said, servesim
+from tests.runs import measured
 from tests.truth_server import (
     DONE,
     FINISH,
@@ -47,7 +52,7 @@ def prompt_tokens(asked: Asked) -> int:
     return TEMPLATE_TOKENS + len(asked.json()["messages"][0]["content"].split())
 
 
-def stream_of(tokens: int, prompt: int, *, ttft_s: float = 0.002, gap_s: float = 0.0005) -> list[Step]:
+def stream_of(tokens: int, prompt: int, *, ttft_s: float = 0.002, gap_s: float = 0.002) -> list[Step]:
     steps = [Step(0.0, HEAD_OF_STREAM + chunk(event(ROLE)))]
     steps += [Step(gap_s if number else ttft_s, chunk(event(content("a")))) for number in range(tokens)]
     return [*steps, Step(0.0, chunk(event(FINISH) + event(usage(tokens, prompt)) + DONE) + LAST_CHUNK)]
@@ -83,14 +88,11 @@ SHORT = ("--requests", "6", "--concurrency", "2", "--max-tokens", "5", "--prompt
 
 class LoadgenCase(unittest.TestCase):
     def setUp(self) -> None:
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory())) if sys.version_info >= (3, 11) else None
-        if self.folder is None:
-            temporary = tempfile.TemporaryDirectory()
-            self.addCleanup(temporary.cleanup)
-            self.folder = Path(temporary.name)
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = Path(temporary.name)
 
     def path(self, name: str, text: str | None = None) -> str:
-        assert self.folder is not None
         path = self.folder / name
         if text is not None:
             path.write_text(text, encoding="utf-8")
@@ -116,7 +118,7 @@ class ReportTest(LoadgenCase):
             r"tokens       240 prompt \(- cached\)   30 output",
             r"warm-up      ttft [\d.]+ ms   e2e [\d.]+ ms   \(cold\)",
             r"prompts      100.0% within max\(2 tokens, 1%\) of the asked length, error mean 0.0, max 0 tokens",
-            r"client       (ok|marginal|saturated)   stamps late by .* ms \(p99\)   loop lag .* ms   CPU .*%",
+            r"client       (ok|marginal|saturated|-)   stamps late by .* ms \(p99\)   loop lag .* ms   CPU .*%",
             r"             in flight mean [\d.]+, max 2 of 2 asked   coalesced [\d.]+%",
         ):
             self.assertRegex(said.out, re.compile(f"^{line}", re.MULTILINE))
@@ -286,6 +288,19 @@ class RequestTest(LoadgenCase):
         self.assertNotIn("w0rd", written)
         self.assertEqual(json.loads(said.out)["config"]["header_names"], ["X-Pass"])
 
+    def test_an_ipv6_address_and_a_whole_route_lead_to_the_same_server(self) -> None:
+        if not socket.has_ipv6:
+            self.skipTest("no IPv6")
+        try:
+            server = TruthServer(Model(), host="::1")
+        except OSError:
+            self.skipTest("no IPv6")
+        with server:
+            url = f"http://[::1]:{server.port}/v1/chat/completions/"
+            said = servesim("loadgen", "--url", url, *SHORT)
+        self.assertEqual(said.code, 0, said)
+        self.assertIn(f"target       {url} ", said.out)
+
     def test_a_proxy_in_the_environment_is_not_used(self) -> None:
         dead = {"http_proxy": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9"}
         with TruthServer(Model()) as server, mock.patch.dict(os.environ, dead):
@@ -356,33 +371,33 @@ class GridTest(LoadgenCase):
             [row["swept"] for row in document["rows"]],
             [{"output_tokens": length, "concurrency": load} for length in ("1", "2") for load in (1, 2)],
         )
-        assert self.folder is not None
         names = sorted(path.name for path in self.folder.iterdir())
         self.assertEqual(len(names), 4)
         self.assertIn("g.output_tokens-1.concurrency-2.jsonl", names)
 
-    def test_the_search_finds_the_load_that_two_seats_can_carry(self) -> None:
-        free_at = [0.0, 0.0]
+    def test_the_search_finds_the_highest_load_within_the_objective_and_saves_every_probe(self) -> None:
+        def measure(self: Measurer, spec: WorkloadSpec, *, file: LiveFile, **options: object) -> Run:
+            """Stand in for a server whose first token takes 10 ms for every request in flight."""
+            first_s = 0.01 * (spec.concurrency or 0)
+            run = measured(*({"times": [first_s, first_s + 0.01]} for _ in range(spec.requests or 0)))
+            run.client = {"verdict": "ok" if first_s < 0.2 else "saturated"}
+            file.begin(self.config(spec), {}, None)
+            for index in range(len(run.records)):
+                file.request(run, index)
+            file.end(run)
+            return run
 
-        def seats(asked: Asked) -> list[Step]:
-            seat = free_at.index(min(free_at))
-            begins = max(asked.kernel_s, free_at[seat])
-            free_at[seat] = begins + 0.02
-            wait_s = begins - asked.kernel_s
-            return stream_of(2, prompt_tokens(asked), ttft_s=wait_s + 0.01, gap_s=0.01)
-
-        with TruthServer(Model(seats)) as server:
-            said = loadgen(
-                server,
-                *("--find", "concurrency", "--slo", "ttft_p90=20ms", "--requests", "24", "--max-tokens", "2"),
-                *("--save", self.path("probe.jsonl"), "--json"),
-            )
-        self.assertEqual(said.code, 0, said)
-        document = json.loads(said.out)
-        self.assertIn(document["found"]["concurrency"], (2, 3))
-        self.assertEqual(document["found"]["limit"], "slo")
-        assert self.folder is not None
-        self.assertEqual(len(list(self.folder.iterdir())), len(document["found"]["probes"]))
+        options = ("--find", "concurrency", "--save", self.path("probe.jsonl"), "--json", "--slo")
+        with TruthServer(Model()) as server, mock.patch.object(Measurer, "measure", measure):
+            found = json.loads(loadgen(server, *options, "ttft_p95=55ms").out)["found"]
+            client = json.loads(loadgen(server, *options, "ttft_p95=1s").out)["found"]
+            best = json.loads(loadgen(server, *options, "ttft_p95=1s", "--find-max", "12").out)["found"]
+        self.assertEqual((found["concurrency"], found["next"], found["limit"]), (5, 6, "slo"))
+        self.assertEqual([probe["concurrency"] for probe in found["probes"]], [1, 2, 4, 8, 6, 5, 5, 6])
+        self.assertEqual((client["concurrency"], client["next"], client["limit"]), (19, 20, "client"))
+        self.assertEqual((best["concurrency"], best["next"], best["limit"]), (12, None, "maximum"))
+        saved = read_saved(self.path("probe.concurrency-6.2.jsonl"))
+        self.assertEqual((saved.whole, saved.run.config["concurrency"], len(saved.run.records)), (True, 6, 50))
 
     def test_a_search_that_finds_nothing_exits_1(self) -> None:
         with TruthServer(Model()) as server:
