@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from servesim.catalog.model import KV_BYTES
+from servesim.catalog.weights import KV_BYTES
 from servesim.cli.document import read_config
 from servesim.cli.parser import Group, Option, Parser
 from servesim.engine.config import RULES
@@ -25,9 +25,15 @@ def _server(
 DEVICE = Group(
     "model and device",
     (
-        _server("--model", "a preset of the README's table", "NAME", "llama-3.1-8b"),
-        _server("--hardware", "a preset of the README's table", "NAME", "h100-sxm-80gb"),
+        _server(
+            "--model", "a preset (servesim models), a config.json, its folder, or a .gguf file", "NAME", "llama-3.1-8b"
+        ),
+        _server("--hardware", "a preset (servesim hardware) or a device's JSON file", "NAME", "h100-sxm-80gb"),
+        _server("--quantization", "of the weights: fp8, awq, q4_k_m, ... (servesim models --formats)", "NAME"),
         _server("--tensor-parallel-size", "devices that share the model; communication is left out", default="1"),
+        _server("--pipeline-parallel-size", "stages that share the layers", default="1"),
+        _server("--data-parallel-size", "ranks with a cache each; experts are shared over all", default="1"),
+        Option("--enable-expert-parallel", "expert_parallel", "each device has whole experts, not a part of each"),
         _server(
             "--gpu-memory-utilization",
             "share of the device's memory that the server may use, 0 to 1",

@@ -5,9 +5,9 @@
     kv_cache_bytes = budget - weights_bytes - reserve
     num_blocks     = floor(kv_cache_bytes / (block_size x kv_bytes_per_token))
 
-Under tensor parallelism budget, cache, KV per token (`max(1, kv_heads / tp)` heads) and blocks are one device's, and
-each device holds its share of the weights. All of it is integer arithmetic. `num_blocks` are usable blocks; a vLLM log
-counts its null block too. This module neither prints nor knows what a step costs.
+Where several devices share a model, budget, cache, KV per token (`max(1, kv_heads / tp)` heads) and blocks are one
+device's, and each holds its share of the weights (`parallel`). All of it is integer arithmetic. `num_blocks` are usable
+blocks; a vLLM log counts its null block too. This module neither prints nor knows what a step costs.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from servesim.catalog.hardware import Hardware
 from servesim.catalog.model import KV_BYTES, Model
+from servesim.cost.parallel import Parallel
 from servesim.errors import CapacityError, InputError
 from servesim.units import GIB, format_bytes, format_gb, format_gib, shown
 
@@ -48,7 +49,7 @@ class CapacityPlan:
     hardware: Hardware
     gpu_memory_utilization: float
     block_size: int
-    tensor_parallel: int
+    parallel: Parallel
     tokens_per_request: int
     basis: str  # "memory", "kv_tokens" or "kv_blocks": what num_blocks was taken from
     weights_bytes: int
@@ -60,6 +61,10 @@ class CapacityPlan:
     num_blocks: int
     start: StartCheck | None = None
     warnings: tuple[str, ...] = ()
+
+    @property
+    def tensor_parallel(self) -> int:
+        return self.parallel.tensor
 
     @property
     def block_bytes(self) -> int:
@@ -87,7 +92,7 @@ class CapacityPlan:
     def vllm_concurrency(self, max_model_len: int) -> float:
         """Return the maximum concurrency that vLLM prints at startup: null block counted, requests in whole blocks."""
         if not self.model.kv_is_linear:
-            needed = _sequence_bytes(self.model, max_model_len, self.block_size, self.tensor_parallel)
+            needed = _sequence_bytes(self.model, max_model_len, self.block_size, self.parallel)
             return self.kv_cache_bytes / needed
         return self.num_gpu_blocks / -(-max_model_len // self.block_size)
 
@@ -105,12 +110,15 @@ def plan_capacity(
     block_size: int = 16,
     reserve_bytes: int | None = None,
     tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
+    data_parallel: int = 1,
+    expert_parallel: bool = False,
     kv_tokens: int | None = None,
     kv_blocks: int | None = None,
     max_model_len: int | None = None,
     tokens_per_request: int = DEFAULT_TOKENS_PER_REQUEST,
 ) -> CapacityPlan:
-    """Plan the memory of `model` on `tensor_parallel` devices of `hardware`.
+    """Plan the memory of `model` on one device of each of the groups that share it (see `Parallel`).
 
     `reserve_bytes` None takes the device's own. `kv_tokens` sets the cache by hand, in usable tokens, and must fit
     the device; `kv_blocks` sets it from a vLLM log, null block included, and only warns if it should not fit.
@@ -123,7 +131,6 @@ def plan_capacity(
     for name, value, least in (
         ("block_size", block_size, 1),
         ("reserve_bytes", reserve, 0),
-        ("tensor_parallel_size", tensor_parallel, 1),
         ("tokens_per_request", tokens_per_request, 1),
         ("kv_tokens", kv_tokens, block_size),
         ("kv_blocks", kv_blocks, 2),
@@ -132,11 +139,12 @@ def plan_capacity(
         _check_whole(name, value, least)
     if kv_tokens is not None and kv_blocks is not None:
         raise InputError("kv_tokens and kv_blocks both set the cache, give one of them")
-    model.check_tensor_parallel(tensor_parallel)
+    parallel = Parallel(tensor=tensor_parallel, pipeline=pipeline_parallel, data=data_parallel, expert=expert_parallel)
+    parallel.check(model)
 
     budget = _budget_bytes(hardware, gpu_memory_utilization)
-    weights = -(-model.weights_bytes // tensor_parallel)
-    kv_per_token = model.kv_bytes_per_token(tensor_parallel, context=tokens_per_request)
+    weights = parallel.device_weights_bytes(model)
+    kv_per_token = _kv_per_token(model, parallel, tokens_per_request)
     block_bytes = block_size * kv_per_token
     warnings: tuple[str, ...] = ()
     if kv_tokens is None and kv_blocks is None:
@@ -144,7 +152,7 @@ def plan_capacity(
         cache = budget - weights - reserve
         if cache < block_bytes:
             raise CapacityError(
-                _does_not_fit(model, hardware, weights, reserve, gpu_memory_utilization, block_bytes, tensor_parallel)
+                _does_not_fit(model, hardware, weights, reserve, gpu_memory_utilization, block_bytes, parallel)
             )
         blocks = cache // block_bytes
     else:
@@ -169,7 +177,7 @@ def plan_capacity(
         hardware=hardware,
         gpu_memory_utilization=gpu_memory_utilization,
         block_size=block_size,
-        tensor_parallel=tensor_parallel,
+        parallel=parallel,
         tokens_per_request=tokens_per_request,
         basis=basis,
         weights_bytes=model.weights_bytes,
@@ -209,7 +217,7 @@ def format_reserve(size_bytes: int) -> str:
 def _with_start(plan: CapacityPlan, max_model_len: int) -> CapacityPlan:
     """Return `plan` with the answer to "will it start": one sequence must fit the usable blocks."""
     available = plan.num_blocks * plan.block_bytes
-    needed = _sequence_bytes(plan.model, max_model_len, plan.block_size, plan.tensor_parallel)
+    needed = _sequence_bytes(plan.model, max_model_len, plan.block_size, plan.parallel)
     starts = needed <= available
     utilization = tensor_parallel = kv_dtype = None
     if not starts and plan.basis == "memory":
@@ -229,8 +237,12 @@ def _with_start(plan: CapacityPlan, max_model_len: int) -> CapacityPlan:
     return replace(plan, start=start)
 
 
-def _sequence_bytes(model: Model, tokens: int, block_size: int, tensor_parallel: int) -> int:
-    return model.kv_bytes_of_sequence(-(-tokens // block_size) * block_size, tensor_parallel)
+def _kv_per_token(model: Model, parallel: Parallel, tokens_per_request: int) -> int:
+    return model.kv_bytes_per_token(parallel.tensor, tokens_per_request, parallel.pipeline)
+
+
+def _sequence_bytes(model: Model, tokens: int, block_size: int, parallel: Parallel) -> int:
+    return model.kv_bytes_of_sequence(-(-tokens // block_size) * block_size, parallel.tensor, parallel.pipeline)
 
 
 def _largest_context(plan: CapacityPlan, available: int) -> int:
@@ -238,7 +250,7 @@ def _largest_context(plan: CapacityPlan, available: int) -> int:
     low, high = 0, _LONGEST_CONTEXT // plan.block_size
     while low < high:
         middle = (low + high + 1) // 2
-        fits = plan.model.kv_bytes_of_sequence(middle * plan.block_size, plan.tensor_parallel) <= available
+        fits = _sequence_bytes(plan.model, middle * plan.block_size, plan.block_size, plan.parallel) <= available
         low, high = (middle, high) if fits else (low, middle - 1)
     return low * plan.block_size
 
@@ -253,19 +265,20 @@ def _smallest_utilization(plan: CapacityPlan, needed: int) -> float | None:
 def _smallest_tensor_parallel(plan: CapacityPlan, max_model_len: int) -> int | None:
     for size in _TENSOR_PARALLEL_SIZES:
         if size > plan.tensor_parallel and _divides(plan.model, size):
-            block_bytes = plan.block_size * plan.model.kv_bytes_per_token(size, context=plan.tokens_per_request)
-            needed = _whole(_sequence_bytes(plan.model, max_model_len, plan.block_size, size), block_bytes)
-            if -(-plan.weights_bytes // size) + plan.reserve_bytes + needed <= plan.budget_bytes:
+            wider = replace(plan.parallel, tensor=size)
+            block_bytes = plan.block_size * _kv_per_token(plan.model, wider, plan.tokens_per_request)
+            needed = _whole(_sequence_bytes(plan.model, max_model_len, plan.block_size, wider), block_bytes)
+            if wider.device_weights_bytes(plan.model) + plan.reserve_bytes + needed <= plan.budget_bytes:
                 return size
     return None
 
 
 def _kv_dtype_that_fits(plan: CapacityPlan, max_model_len: int, available: int) -> str | None:
-    if KV_BYTES[plan.model.kv_dtype] == KV_BYTES["fp8"]:
+    if KV_BYTES[plan.model.kv_dtype] <= KV_BYTES["fp8"]:
         return None
     narrow = plan.model.with_kv_dtype("fp8")
-    block_bytes = plan.block_size * narrow.kv_bytes_per_token(plan.tensor_parallel, context=plan.tokens_per_request)
-    needed = _sequence_bytes(narrow, max_model_len, plan.block_size, plan.tensor_parallel)
+    block_bytes = plan.block_size * _kv_per_token(narrow, plan.parallel, plan.tokens_per_request)
+    needed = _sequence_bytes(narrow, max_model_len, plan.block_size, plan.parallel)
     return "fp8" if needed <= plan.kv_cache_bytes // block_bytes * block_bytes else None
 
 
@@ -276,7 +289,7 @@ def _does_not_fit(
     reserve: int,
     utilization: float,
     block_bytes: int,
-    tensor_parallel: int,
+    parallel: Parallel,
 ) -> str:
     """Return the line that names model, device, weights, reserve and budget, and the three ways out."""
     budget = _budget_bytes(hardware, utilization)
@@ -285,14 +298,14 @@ def _does_not_fit(
         (
             size
             for size in _TENSOR_PARALLEL_SIZES
-            if size > tensor_parallel
+            if size > parallel.tensor
             and _divides(model, size)
-            and -(-model.weights_bytes // size) + reserve + block_bytes <= budget
+            and replace(parallel, tensor=size).device_weights_bytes(model) + reserve + block_bytes <= budget
         ),
         None,
     )
     would_do = f" (--tensor-parallel-size {size} would do)" if size else ""
-    share = f" on each of {tensor_parallel} devices" if tensor_parallel > 1 else ""
+    share = f" on each of {parallel.devices} devices" if parallel.devices > 1 else ""
     sum_text = f"{format_gb(weights)} of weights{share} + {format_reserve(reserve)} reserve"
     budget_text = f"{format_gib(budget)} ({format_gib(hardware.memory_bytes)} x {utilization:g})"
     problem = f"{sum_text} > {budget_text}"

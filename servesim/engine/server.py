@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from servesim.catalog.hardware import Hardware, find_hardware
+from servesim.catalog.hardware import Hardware, load_hardware
 from servesim.catalog.model import Model
-from servesim.catalog.models import find_model
+from servesim.catalog.models import load_model
 from servesim.catalog.vllm import vllm_defaults
-from servesim.cost.memory import CapacityPlan, plan_capacity
+from servesim.cost.memory import DEFAULT_TOKENS_PER_REQUEST, CapacityPlan, plan_capacity
 from servesim.cost.model import COST_MODELS, CostModel, FloorWatch
 from servesim.engine.config import EngineConfig
 from servesim.engine.spec import ServerSpec
@@ -59,10 +59,22 @@ class Server:
         tensor_parallel = self.spec.tensor_parallel_size
         # Where a token's KV depends on how many there are (sliding windows), the plan's figure stands for all.
         kv = None if self.model.kv_is_linear else self.plan.whole_kv_bytes_per_token
-        cost = COST_MODELS[self.spec.cost_model](self.model, self.hardware, tensor_parallel, kv_bytes_per_token=kv)
+        cost = COST_MODELS[self.spec.cost_model](
+            self.model, self.hardware, tensor_parallel, kv_bytes_per_token=kv, **self._spread()
+        )
         if getattr(cost, "can_beat_floor", True):
             return FloorWatch(cost, self.model, self.hardware, tensor_parallel, kv_bytes_per_token=kv)
         return cost
+
+    def _spread(self) -> dict[str, int]:
+        """Return what a cost model beside the roofline wants to know of pipelines and shared experts."""
+        if self.spec.cost_model == "roofline":
+            return {}
+        parallel = self.plan.parallel
+        return {
+            "pipeline_parallel": parallel.pipeline,
+            "expert_parallel": parallel.expert_devices if parallel.expert else 1,
+        }
 
     def describe(self) -> dict[str, Any]:
         """Return every value in force, as a document's `config` has it, with the usable blocks that follow."""
@@ -77,9 +89,7 @@ def build_server(asked: ServerSpec, *, tokens_per_request: int | None = None) ->
     """
     if asked.cost_model not in COST_MODELS:
         raise suggest("cost model", asked.cost_model, COST_MODELS)
-    model, hardware = find_model(asked.model), _device(asked)
-    if asked.kv_cache_dtype is not None:
-        model = model.with_kv_dtype(asked.kv_cache_dtype)
+    model, hardware = _model(asked), _device(asked)
     spec = replace(_with_defaults(asked, hardware), kv_cache_dtype=model.kv_dtype)
     spec, notes = _with_limits(spec, asked, hardware)
     plan = _plan(spec, model, hardware, tokens_per_request)
@@ -99,9 +109,17 @@ def build_server(asked: ServerSpec, *, tokens_per_request: int | None = None) ->
     )
 
 
+def _model(asked: ServerSpec) -> Model:
+    """Return the model with the weights and the cache written as was asked for."""
+    model = load_model(asked.model)
+    if asked.quantization is not None and asked.quantization != model.weight_dtype:
+        model = model.quantized(asked.quantization)
+    return model if asked.kv_cache_dtype is None else model.with_kv_dtype(asked.kv_cache_dtype)
+
+
 def _device(asked: ServerSpec) -> Hardware:
-    """Return the preset with what was given instead; a value that is the preset's own changes nothing of it."""
-    preset = find_hardware(asked.hardware)
+    """Return the device with what was given instead; a value that is the preset's own changes nothing of it."""
+    preset = load_hardware(asked.hardware)
     overhead_s = preset.overhead_s if asked.step_overhead_s is None else asked.step_overhead_s
     hardware = preset.with_efficiency(
         mfu=None if asked.mfu == preset.mfu else asked.mfu,
@@ -179,10 +197,13 @@ def _plan(spec: ServerSpec, model: Model, hardware: Hardware, tokens_per_request
         gpu_memory_utilization=spec.gpu_memory_utilization,
         block_size=spec.block_size,
         tensor_parallel=spec.tensor_parallel_size,
+        pipeline_parallel=spec.pipeline_parallel_size,
+        data_parallel=spec.data_parallel_size,
+        expert_parallel=spec.expert_parallel,
         kv_tokens=spec.kv_tokens,
         kv_blocks=spec.kv_blocks,
         max_model_len=spec.max_model_len if spec.slots is None else None,
-        **({} if tokens_per_request is None else {"tokens_per_request": tokens_per_request}),
+        tokens_per_request=_or(tokens_per_request, DEFAULT_TOKENS_PER_REQUEST),
     )
 
 
@@ -226,6 +247,12 @@ def _warnings(spec: ServerSpec, asked: ServerSpec, hardware: Hardware, plan: Cap
         )
     if spec.tensor_parallel_size > 1 and spec.cost_model == "roofline":
         warnings.append("the roofline leaves out the communication of tensor parallelism: times are a lower bound")
+    if spec.pipeline_parallel_size > 1 and spec.cost_model == "roofline":
+        warnings.append("the roofline takes a step through all pipeline stages before the next: no two batches overlap")
+    if spec.data_parallel_size > 1:
+        warnings.append(
+            f"one of {spec.data_parallel_size} data-parallel ranks is simulated: give it that share of the load"
+        )
     warnings += [
         f"{name} is {value:g}, above 1: steps may be faster than the datasheet of {hardware.name} allows"
         for name, value in (("mfu", hardware.mfu), ("mbu", hardware.mbu))

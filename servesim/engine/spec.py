@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from servesim.catalog.model import KV_BYTES
+from servesim.catalog.weights import KV_BYTES, WEIGHT_FORMATS
 from servesim.engine.config import RULES
 from servesim.engine.policy import POLICIES
 from servesim.errors import InputError
@@ -58,6 +58,11 @@ def text(value: Any, name: str) -> str:
     return value
 
 
+def kv_dtype(value: Any, name: str) -> str | None:
+    """Check for the dtype of a KV cache; `auto`, as vLLM calls it, is the model's own."""
+    return None if value == "auto" else one_of("kv cache dtype", KV_BYTES)(value, name)
+
+
 def switch(value: Any, name: str) -> bool:
     """Check for true or false."""
     if not isinstance(value, bool):
@@ -72,11 +77,15 @@ def _wrong(value: object, name: str, what: str) -> InputError:
 SERVER_CHECKS: dict[str, Check] = {
     "model": text,
     "hardware": text,
+    "quantization": one_of("quantization", WEIGHT_FORMATS),
     "tensor_parallel_size": count(maximum=4096),
+    "pipeline_parallel_size": count(maximum=4096),
+    "data_parallel_size": count(maximum=4096),
+    "expert_parallel": switch,
     "gpu_memory_utilization": number(above=0.0, maximum=1.0),
     "reserve_gib": number(minimum=0.0, maximum=1e6),
     "block_size": count(maximum=2**20),
-    "kv_cache_dtype": one_of("kv cache dtype", KV_BYTES),
+    "kv_cache_dtype": kv_dtype,
     "kv_tokens": count(maximum=2**40),
     "kv_blocks": count(minimum=2, maximum=2**40),
     "slots": count(maximum=2**20),
@@ -110,7 +119,11 @@ class ServerSpec:
 
     model: str = "llama-3.1-8b"
     hardware: str = "h100-sxm-80gb"
+    quantization: str | None = None
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    expert_parallel: bool = False
     gpu_memory_utilization: float | None = None
     reserve_gib: float | None = None
     block_size: int | None = None

@@ -31,14 +31,20 @@ _SWITCHES = (
 
 def setup_text(config: Mapping[str, Any]) -> str:
     """Return the lines of the configuration `config`; what is off or has no part in the run is left out."""
-    shards = f" x {config['tensor_parallel_size']}" if config["tensor_parallel_size"] > 1 else ""
     lines = [
-        ("server", [f"{config['model']} on {config['hardware']}{shards}", _cache(config)]),
+        ("server", [_server(config), _cache(config)]),
         ("limits", [f"{name} {config[name]:,}" for name in _LIMITS if config[name]]),
         ("scheduler", _scheduler(config)),
         ("workload", _workload(config)),
     ]
     return "".join(f"{label:<{LABEL}}{'   '.join(parts)}\n" for label, parts in lines)
+
+
+def _server(config: Mapping[str, Any]) -> str:
+    """Return model, device and how many of them: of one data-parallel rank, which is what a run simulates."""
+    devices = config["tensor_parallel_size"] * config.get("pipeline_parallel_size", 1)
+    weights = f" in {config['quantization']}" if config.get("quantization") else ""
+    return f"{config['model']}{weights} on {config['hardware']}" + (f" x {devices}" if devices > 1 else "")
 
 
 def _cache(config: Mapping[str, Any]) -> str:
