@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import os
 import re
@@ -16,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
+from servesim.cli import load_plan
+from servesim.client import livefile
 from servesim.client.livefile import LiveFile
 from servesim.client.measurement import Measurer
 from servesim.records import Run
@@ -570,6 +573,12 @@ class InterruptTest(LoadgenCase):
         self.assertTrue(read.run.partial)
         self.assertGreater(len(read.run.records), 20)
         self.assertEqual(read.run.setup["model"], "toy")
+
+
+def load_tests(loader: unittest.TestLoader, tests: unittest.TestSuite, pattern: str | None) -> unittest.TestSuite:
+    for module in (livefile, load_plan):
+        tests.addTests(doctest.DocTestSuite(module))
+    return tests
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import doctest
 import unittest
 
+from servesim.client import flavour as flavour_module
 from servesim.client.flavour import API_FLAVOURS, RequestOptions, find_flavour, text_of
 from servesim.errors import InputError
 
@@ -103,6 +105,12 @@ class FlavourTest(unittest.TestCase):
                 self.assertTrue(flavour.about)
                 self.assertIn(flavour.stream_format, ("sse", "ndjson", "json"))
                 self.assertLessEqual(flavour.cannot, options)
+
+
+def load_tests(loader: unittest.TestLoader, tests: unittest.TestSuite, pattern: str | None) -> unittest.TestSuite:
+    for module in (flavour_module,):
+        tests.addTests(doctest.DocTestSuite(module))
+    return tests
 
 
 if __name__ == "__main__":

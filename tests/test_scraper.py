@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import socket
 import threading
@@ -12,12 +13,15 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from servesim.client import setup
 from servesim.client.fetch import Fetcher, FetchError
 from servesim.client.ready import check_reachable, wait_ready
 from servesim.client.scraper import Scraper
 from servesim.client.setup import pick_model, read_setup, simulate_options
 from servesim.client.target import Target, parse_target
+from servesim.engine.spec import ServerSpec
 from servesim.errors import RunError
+from servesim.workload.spec import WorkloadSpec
 
 CAPTURES = Path(__file__).resolve().parent.parent / "fixtures" / "captures"
 Reply = tuple[int, bytes]
@@ -322,6 +326,19 @@ class SetupTest(unittest.TestCase):
                 self.assertEqual(simulate_options({"dialect": "vllm", "version": version})["rules"], rules)
         self.assertEqual(simulate_options({"dialect": "vllm", "version": "main"}), {"like_vllm": True})
 
+    def test_a_saved_run_becomes_the_options_of_a_simulation(self) -> None:
+        load = WorkloadSpec(requests=16, concurrency=4, prompt_tokens="40", output_tokens="64")
+        facts = {"dialect": "llama.cpp", "model": "smollm2-135m", "quantization": "Q8_0", "slots": 4, "kv_tokens": 4096}
+        options = setup.like_run({**load.as_dict(), "url": "http://h", "api": "chat", "model": "x"}, facts)
+        self.assertEqual(
+            {key: options[key] for key in ("model", "slots", "kv_tokens")},
+            {"model": "smollm2-135m-q8_0", "slots": 4, "kv_tokens": 4096},
+        )
+        self.assertNotIn("url", options)
+        server = {key: options.pop(key) for key in ("model", "slots", "kv_tokens")}
+        self.assertEqual(ServerSpec(**server).slots, 4)
+        self.assertEqual(WorkloadSpec(**options), load)
+
     def test_a_server_that_tells_nothing_has_no_facts(self) -> None:
         with server(routes({})) as target:
             self.assertEqual(read_setup(target), {})
@@ -356,6 +373,12 @@ class SetupTest(unittest.TestCase):
     def test_ollama_and_several_models(self) -> None:
         with server(routes({"/v1/models": {"data": [{"id": "a"}, {"id": "b"}]}})) as target:
             self.assertEqual(read_setup(target), {"model": "a", "models": ["a", "b"]})
+
+
+def load_tests(loader: unittest.TestLoader, tests: unittest.TestSuite, pattern: str | None) -> unittest.TestSuite:
+    for module in (setup,):
+        tests.addTests(doctest.DocTestSuite(module))
+    return tests
 
 
 if __name__ == "__main__":

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import doctest
 import math
 import os
 import random
 import unittest
 from collections.abc import Callable
 
+from servesim.analysis import search
 from servesim.analysis.search import Answer, Limit, Search
 from servesim.errors import InputError
 
@@ -100,6 +102,12 @@ class SearchTest(unittest.TestCase):
         for wrong in ({"start": 0}, {"start": 9, "maximum": 8}, {"votes": 2}, {"max_probes": 0}, {"resolution": -1.0}):
             with self.subTest(wrong=wrong), self.assertRaises(InputError):
                 Search(probe=edge_at(1), **wrong)
+
+
+def load_tests(loader: unittest.TestLoader, tests: unittest.TestSuite, pattern: str | None) -> unittest.TestSuite:
+    for module in (search,):
+        tests.addTests(doctest.DocTestSuite(module))
+    return tests
 
 
 if __name__ == "__main__":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import doctest
 import http.client
 import ssl
 import unittest
 from typing import ClassVar
 
+from servesim.client import target as target_module
 from servesim.client.target import parse_header, parse_target
 from servesim.errors import InputError
 
@@ -150,6 +152,12 @@ class WayTest(unittest.TestCase):
     def test_a_ca_file_that_cannot_be_read_is_bad_input(self) -> None:
         with self.assertRaisesRegex(InputError, "cannot read CA file"):
             parse_target("https://h", ca_file="/does/not/exist.pem")
+
+
+def load_tests(loader: unittest.TestLoader, tests: unittest.TestSuite, pattern: str | None) -> unittest.TestSuite:
+    for module in (target_module,):
+        tests.addTests(doctest.DocTestSuite(module))
+    return tests
 
 
 if __name__ == "__main__":
