@@ -53,7 +53,8 @@ class Verbs(unittest.TestCase):
             for example in module.EXAMPLES:
                 words = re.findall(r"'[^']*'|\S+", example)
                 with self.subTest(example=example):
-                    self.assertEqual(words[:2], ["servesim", verb])
+                    words = words[words.index("servesim") :]
+                    self.assertEqual(words[1], verb)
                     if "|" not in words and ">" not in words:
                         module.build_parser().read([word.strip("'") for word in words[2:]])
 
