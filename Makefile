@@ -28,6 +28,10 @@ test: ## the tests, over all cores
 bench: ## speed and size of the simulator beside their targets (QUICK=1: a minute)
 	$(PYTHON) -m tests.bench $(if $(QUICK),--quick)
 
+golden: ## rewrite what the README shows from the commands and registries; read the diff
+	$(PYTHON) -m tests.readme_tables
+	$(PYTHON) -m tests.readme_commands
+
 clean: ## remove what can be made again (keeps .cache)
 	rm -rf build dist *.egg-info .ruff_cache .mypy_cache
 	find servesim tests fixtures -name __pycache__ -type d -prune -exec rm -rf {} +
