@@ -129,8 +129,8 @@ class Model:
                 )
         if max(self.active_params, self.kept_params) > self.params:
             raise InputError(f"model {self.name!r} computes with, or keeps, more parameters than it has")
-        if not self.attention:
-            raise InputError(f"model {self.name!r} has no layers")
+        if all(group.idle for group in self.attention):
+            raise InputError(f"model {self.name!r} has no layers that keep anything of a token")
         for dtype in (self.weight_dtype, self.kept_dtype):
             if dtype not in WEIGHT_BYTES:
                 raise suggest("weight dtype", dtype, WEIGHT_BYTES)

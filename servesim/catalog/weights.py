@@ -92,7 +92,7 @@ _FORMATS = (
         bits=8,
         covers=LINEAR,
         compute="fp8",
-        source="OCP FP8 E4M3; a scale per tensor, channel or block of 128 x 128 is under 0.3 % and left out",
+        source="OCP FP8 E4M3; scales, under 0.3 %, are left out",
     ),
     WeightFormat(
         name="int8", bits=8, covers=LINEAR, compute="int8", source="W8A8 of llm-compressor: a scale per channel"
@@ -101,39 +101,39 @@ _FORMATS = (
         name="awq",
         bits=4 + (16 + 4) / 128,
         covers=LINEAR,
-        source="arXiv:2306.00978 as AutoAWQ writes it: an FP16 scale and a 4-bit zero per 128 weights",
+        source="AutoAWQ: FP16 scale, 4-bit zero per 128 (arXiv:2306.00978)",
     ),
     WeightFormat(
         name="gptq",
         bits=4 + (16 + 4) / 128,
         covers=LINEAR,
-        source="arXiv:2210.17323 as GPTQModel writes it: an FP16 scale and a 4-bit zero per 128 weights",
+        source="GPTQModel: FP16 scale, 4-bit zero per 128 (2210.17323)",
     ),
     WeightFormat(
         name="int4",
         bits=4 + 16 / 32,
         covers=LINEAR,
-        source="compressed-tensors pack-quantized: a 16-bit scale per 32 weights (moonshotai/Kimi-K2.5)",
+        source="compressed-tensors: a 16-bit scale per 32 weights",
     ),
     WeightFormat(
         name="nf4",
         bits=4 + 32 / 64,
         covers=LINEAR,
-        source="arXiv:2305.14314 as bitsandbytes writes it without double quantisation: an FP32 scale per 64 weights",
+        source="bitsandbytes: an FP32 scale per 64 (arXiv:2305.14314)",
     ),
     WeightFormat(
         name="nvfp4",
         bits=4 + 8 / 16,
         covers=LINEAR,
         compute="fp4",
-        source="NVIDIA ModelOpt: an FP8 scale per 16 weights, an FP32 scale per tensor",
+        source="NVIDIA ModelOpt: an FP8 scale per 16 weights",
     ),
     WeightFormat(
         name="mxfp4",
         bits=4 + 8 / 32,
         covers=EXPERTS,
         compute="fp4",
-        source="OCP Microscaling 1.0: an 8-bit exponent per 32 weights; openai/gpt-oss-120b writes its experts so",
+        source="OCP Microscaling 1.0: an 8-bit exponent per 32 weights",
     ),
     *(
         WeightFormat(name=name, bits=8 * size / block, source="ggml/src/ggml-common.h")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from textwrap import fill
 
-from servesim.catalog.model import KV_BYTES, WEIGHT_BYTES, Attention
+from servesim.catalog.model import Attention, Model
+from servesim.catalog.weights import KV_BYTES, WEIGHT_BYTES
 from servesim.cost.memory import CapacityPlan, format_reserve
 from servesim.cost.roofline import Roofline, critical_batch
 from servesim.units import format_bytes, format_duration, format_gb, format_gib, format_number, format_si
@@ -17,13 +18,12 @@ Line = tuple[str, str, str]  # what, the figure with its unit, how it comes abou
 def capacity_text(plan: CapacityPlan, context: int | None = None) -> str:
     """Return the plan as a labelled block of text; with `context`, the critical batch there too."""
     model, hardware = plan.model, plan.hardware
-    shards = f" x {plan.tensor_parallel} (tensor parallel, figures per device)" if plan.tensor_parallel > 1 else ""
     lines = [*_memory_lines(plan), *_start_lines(plan), *_cost_lines(plan, context)]
     label_width = max(len(label) for label, _, _ in lines)
     figure_width = max(len(figure) for _, figure, _ in lines)
     rows = [f"  {label:<{label_width}}  {figure:>{figure_width}}  {how}".rstrip() for label, figure, how in lines]
     notes = [fill(note, WIDTH, initial_indent="  note: ", subsequent_indent="        ") for note in _notes(plan)]
-    return "\n".join([f"{model.name} on {hardware.name}{shards}", *rows, *notes]) + "\n"
+    return "\n".join([f"{model.name} on {hardware.name}{_shards(plan)}", *rows, *notes]) + "\n"
 
 
 def capacity_dict(plan: CapacityPlan, context: int | None = None) -> dict[str, object]:
@@ -33,6 +33,9 @@ def capacity_dict(plan: CapacityPlan, context: int | None = None) -> dict[str, o
     return {
         "model": plan.model.name,
         "hardware": plan.hardware.name,
+        "params": plan.model.params,
+        "active_params": plan.model.compute_params,
+        "devices": plan.parallel.devices,
         "weights_bytes": plan.weights_bytes,
         "device_weights_bytes": plan.device_weights_bytes,
         "kv_bytes_per_token": plan.kv_bytes_per_token,
@@ -75,18 +78,23 @@ def vllm_log_line(plan: CapacityPlan, max_model_len: int) -> str:
     )
 
 
+def _shards(plan: CapacityPlan) -> str:
+    """Return how many devices there are, and how they share the model."""
+    parallel = plan.parallel
+    if parallel.devices == 1:
+        return ""
+    sizes = (("tensor", parallel.tensor), ("pipeline", parallel.pipeline), ("data", parallel.data))
+    used = [(name, size) for name, size in sizes if size > 1]
+    told = ", ".join(name if len(used) == 1 else f"{name} {size}" for name, size in used)
+    return f" x {parallel.devices} ({told} parallel, figures per device)"
+
+
 def _memory_lines(plan: CapacityPlan) -> list[Line]:
     model, hardware = plan.model, plan.hardware
     per_token, *more_groups = _kv_arithmetic(plan)
-    weights_how = (
-        f"{format_si(model.params)} parameters x {WEIGHT_BYTES[model.weight_dtype]:g} bytes ({model.weight_dtype})"
-    )
-    if model.file_bytes is not None:
-        weights_how = f"the file's own bytes, {format_si(model.params)} parameters ({model.weight_dtype})"
-    lines = [("weights", format_gb(plan.weights_bytes), weights_how)]
-    if plan.tensor_parallel > 1:
-        share = f"{format_gb(plan.weights_bytes)} / {plan.tensor_parallel}"
-        lines.append(("weights per device", format_gb(plan.device_weights_bytes), share))
+    lines = [("weights", format_gb(plan.weights_bytes), _weights_arithmetic(model))]
+    if plan.device_weights_bytes != plan.weights_bytes:
+        lines.append(("weights per device", format_gb(plan.device_weights_bytes), _share_arithmetic(plan)))
     lines.append(("kv per token", format_bytes(plan.kv_bytes_per_token), per_token))
     lines += [("", "", how) for how in more_groups]
     budget_how = f"{format_gib(hardware.memory_bytes)} x {plan.gpu_memory_utilization:g} gpu-memory-utilization"
@@ -108,25 +116,58 @@ def _memory_lines(plan: CapacityPlan) -> list[Line]:
     lines.append(("kv tokens", f"{plan.kv_tokens:,}", f"{plan.num_blocks:,} blocks x {plan.block_size} tokens"))
     concurrency_how = f"{plan.kv_tokens:,} tokens / {plan.tokens_per_request:,} tokens per request"
     lines.append(("max concurrency", f"{plan.max_concurrency:,.2f}x", concurrency_how))
+    ranks = plan.parallel.data
+    if ranks > 1:
+        lines.append(("of all ranks", f"{ranks * plan.max_concurrency:,.2f}x", f"{ranks} data-parallel ranks"))
     return lines
+
+
+def _weights_arithmetic(model: Model) -> str:
+    if model.file_bytes is not None:
+        return f"the file's own bytes, {format_si(model.params)} parameters ({model.weight_dtype})"
+    quantised = f"{WEIGHT_BYTES[model.weight_dtype]:.6g} bytes ({model.weight_dtype})"
+    if not model.kept_params:
+        return f"{format_si(model.params)} parameters x {quantised}"
+    kept = f"{format_si(model.kept_params)} x {WEIGHT_BYTES[model.kept_dtype]:g} bytes ({model.kept_dtype})"
+    return f"{format_si(model.params - model.kept_params)} parameters x {quantised} + {kept}"
+
+
+def _share_arithmetic(plan: CapacityPlan) -> str:
+    """Return how a device comes by its share of the weights."""
+    parallel = plan.parallel
+    share = f"{format_gb(plan.weights_bytes)}" + (f" / {parallel.tensor}" if parallel.tensor > 1 else "")
+    if plan.model.experts is not None and (parallel.data > 1 or parallel.expert):
+        experts = "whole experts" if parallel.expert else "experts"
+        share += f", of it {format_gb(plan.model.expert_bytes)} of {experts} / {parallel.expert_devices}"
+    if parallel.pipeline > 1:
+        share += f", the fullest of {parallel.pipeline} stages"
+    return share
 
 
 def _kv_arithmetic(plan: CapacityPlan) -> list[str]:
     """Return one line for each group of layers that keeps something."""
     dtype = plan.model.kv_dtype
-    first, *others = [_group_arithmetic(plan, group) for group in plan.model.attention]
+    stages = plan.parallel.pipeline
+    first, *others = [
+        _group_arithmetic(plan, group.on_stage(stages)) for group in plan.model.attention if not group.idle
+    ]
     return [f"{first} ({dtype})", *(f"+ {line}" for line in others)]
 
 
 def _group_arithmetic(plan: CapacityPlan, group: Attention) -> str:
     over = f"/{plan.tokens_per_request:,}"
     if group.state_bytes:
-        return f"{group.layers} recurrent layers x {format_bytes(group.state_bytes)}{over} tokens"
-    width = f"{KV_BYTES[plan.model.kv_dtype]} bytes"
-    if group.latent_dim:
+        state_bytes = -(-group.state_bytes // plan.tensor_parallel)
+        return f"{group.layers} recurrent layers x {format_bytes(state_bytes)}{over} tokens"
+    width = f"{KV_BYTES[plan.model.kv_dtype]:g} bytes"
+    heads = max(1, group.kv_heads // plan.tensor_parallel)
+    if group.index_bytes:
+        how = f"{group.layers} layers x ({group.latent_dim} latent x {width} + {group.index_bytes} of the indexer)"
+    elif group.latent_dim:
         how = f"{group.layers} layers x {group.latent_dim} latent x {width}"
+    elif group.value_dim:
+        how = f"{group.layers} layers x {heads} KV heads x ({group.head_dim} + {group.value_dim}) x {width}"
     else:
-        heads = max(1, group.kv_heads // plan.tensor_parallel)
         how = f"2 x {group.layers} layers x {heads} KV heads x {group.head_dim} head dim x {width}"
     if group.window is not None and group.window < plan.tokens_per_request:
         how = f"{how.replace(' head dim', '')} x {group.window:,}{over} window"
@@ -163,7 +204,8 @@ def _start_lines(plan: CapacityPlan) -> list[Line]:
 def _cost_lines(plan: CapacityPlan, context: int | None) -> list[Line]:
     hardware = plan.hardware
     cost = _roofline(plan)
-    read = f"{format_gb(plan.device_weights_bytes)} / ({hardware.bandwidth_gb_s:g} GB/s x {hardware.mbu:g})"
+    read_bytes = plan.weights_bytes / plan.tensor_parallel  # the roofline's: stages and ranks do not change it
+    read = f"{format_gb(read_bytes)} / ({hardware.bandwidth_gb_s:g} GB/s x {hardware.mbu:g})"
     compute = f"2 x {format_si(plan.model.compute_params)} FLOP / ({hardware.tflops:g} TFLOP/s x {hardware.mfu:g})"
     if plan.tensor_parallel > 1:
         compute += f" / {plan.tensor_parallel}"
@@ -194,8 +236,10 @@ def _notes(plan: CapacityPlan) -> list[str]:
     notes = []
     if not plan.model.kv_is_linear:
         notes.append(f"KV per token is a mean over {plan.tokens_per_request:,} tokens (--tokens-per-request)")
-    if plan.tensor_parallel > 1:
+    if plan.parallel.devices > 1:
         notes.append("the step leaves communication between devices out")
+    if plan.parallel.pipeline > 1:
+        notes.append("the step goes through all stages one after the other")
     if plan.hardware.fitted:
         notes.append(f"efficiency fitted: {plan.hardware.fitted}")
     return notes

@@ -1,0 +1,49 @@
+"""`servesim hardware`: the devices that are known, or one of them, of a preset or of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from servesim.catalog.hardware import HARDWARE, load_hardware
+from servesim.cli.options import JSON, OUTPUT, QUIET
+from servesim.cli.output import result_to
+from servesim.cli.parser import Group, Parser
+from servesim.report.catalog import device_dict, device_text, devices_text
+from servesim.report.documents import document, to_json
+
+EXAMPLES = (
+    "servesim hardware",
+    "servesim hardware h100-sxm-80gb l4-24gb",
+    "servesim hardware fitted.json",
+    "servesim hardware rtx-4090-24gb --json",
+)
+
+
+def build_parser() -> Parser:
+    parser = Parser(
+        "hardware",
+        "The devices that are known, one row each; or what is known of each that is named: a preset or a device's\n"
+        "JSON file, which calibrate writes.",
+        EXAMPLES,
+        (Group("output", (JSON, OUTPUT, QUIET)),),
+    )
+    parser.usage = "servesim hardware [NAME...] [options]"
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="a device, as --hardware takes it; all presets without one"
+    )
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    flags = build_parser().read(argv)
+    if flags is None:
+        return 0
+    names = flags.get("names") or []
+    devices = [load_hardware(name) for name in names or HARDWARE]
+    with result_to(flags.get("output")) as write:
+        if flags.get("json"):
+            asked = {"names": names} if names else {}
+            write(to_json(document("hardware", asked, {"devices": [device_dict(device) for device in devices]})))
+        else:
+            write("\n".join(map(device_text, devices)) if names else devices_text(devices))
+    return 0
