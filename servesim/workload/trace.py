@@ -1,34 +1,38 @@
 """Trace files: recognised by content, read as a stream into request columns, written so that they read back equal.
 
-`TRACE_FORMATS` is the one place where a format is added: how it is recognised, and how its rows become rows with the
-field names of servesim's own JSONL. What rows say together is `trace_rows`' business.
+`TRACE_FORMATS` is the one place where a format is added; each is a module of `formats`. What rows say together is
+`trace_rows`' business.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TextIO
 
 from servesim.errors import InputError
-from servesim.units import format_duration, shown, suggest
+from servesim.units import format_duration, suggest
+from servesim.workload.formats.access_log import ACCESS_LOG
+from servesim.workload.formats.aiperf import AIPERF
+from servesim.workload.formats.azure import AZURE
+from servesim.workload.formats.burstgpt import BURSTGPT
+from servesim.workload.formats.format import TraceFacts, TraceFormat, TraceHead
+from servesim.workload.formats.guidellm import GUIDELLM
+from servesim.workload.formats.hashed import BAILIAN, MOONCAKE
+from servesim.workload.formats.native import NATIVE
+from servesim.workload.formats.saved_run import SAVED_RUN
+from servesim.workload.formats.sharegpt import SHAREGPT
+from servesim.workload.formats.vllm_bench import VLLM_BENCH
 from servesim.workload.requests import OPEN_END, Content, Requests
 from servesim.workload.times import TIME_UNITS
-from servesim.workload.trace_fields import Row
 from servesim.workload.trace_file import TraceFile
 from servesim.workload.trace_rows import TraceRows
 
-
-@dataclass(slots=True, frozen=True, kw_only=True)
-class TraceFormat:
-    """A trace format. `rows` yields (line, row or the InputError of a bad row) so that bad rows can be skipped."""
-
-    summary: str
-    recognises: Callable[[bytes], bool]  # is given the first 64 KiB
-    rows: Callable[[TraceFile], Iterator[tuple[int, Row | InputError]]]
+_DOCUMENT = re.compile(r'"schema":\s*"servesim\.(\w+)/')
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -54,50 +58,18 @@ class Trace:
         return text
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    row = dict(pairs)
-    if len(row) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise InputError(f"{next(name for name in names if names.count(name) > 1)} is given twice")
-    return row
-
-
-def _no_constant(text: str) -> float:
-    raise InputError(f"{text} is no JSON, numbers must be finite")
-
-
-_decode = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant).decode
-
-
-def parse_json_line(text: str) -> dict[str, Any]:
-    """Return the object on one line; raise InputError for anything else, for a key given twice and for NaN."""
-    try:
-        row = _decode(text)
-    except json.JSONDecodeError as error:
-        raise InputError(f"not JSON: {error.msg.lower()} at column {error.colno}") from None
-    except RecursionError:
-        raise InputError("not a row: nested too deeply") from None
-    except ValueError:  # an integer of thousands of digits
-        raise InputError("not a row: a number is too long") from None
-    if not isinstance(row, dict):
-        raise InputError(f"not a row: {shown(row)}, must be an object with prompt_tokens and output_tokens")
-    return row
-
-
-def _servesim_rows(file: TraceFile) -> Iterator[tuple[int, Row | InputError]]:
-    for line, text in file.lines():
-        try:
-            yield line, text if isinstance(text, InputError) else parse_json_line(text)
-        except InputError as error:
-            yield line, error
-
-
 TRACE_FORMATS: dict[str, TraceFormat] = {
-    "servesim": TraceFormat(
-        summary="JSON lines: arrival_s, prompt_tokens, output_tokens; prefixes, hashes, sessions, priorities",
-        recognises=lambda head: head.lstrip().startswith(b"{"),
-        rows=_servesim_rows,
-    ),
+    "servesim": NATIVE,
+    "servesim-run": SAVED_RUN,
+    "azure": AZURE,
+    "burstgpt": BURSTGPT,
+    "bailian": BAILIAN,
+    "mooncake": MOONCAKE,
+    "sharegpt": SHAREGPT,
+    "vllm-bench": VLLM_BENCH,
+    "guidellm": GUIDELLM,
+    "aiperf": AIPERF,
+    "access-log": ACCESS_LOG,
 }
 
 
@@ -121,11 +93,12 @@ def read_trace(
         raise suggest("time unit", time_unit, TIME_UNITS)
     with TraceFile(path) as file:
         name = trace_format or _recognise(file)
-        rows = TraceRows(time_unit=time_unit, arrivals_required=arrivals_required)
+        facts = TraceFacts()
+        rows = TraceRows(time_unit=time_unit, arrivals_required=arrivals_required, facts=facts)
         skipped = 0
         first_error = None
         add = rows.add
-        for line, row in islice(TRACE_FORMATS[name].rows(file), limit):
+        for line, row in islice(TRACE_FORMATS[name].rows(file, facts), limit):
             try:
                 if isinstance(row, InputError):
                     raise row
@@ -136,12 +109,12 @@ def read_trace(
                     raise first_error from None
                 skipped += 1
     if not rows:
-        raise first_error or InputError(f"{file.name}: no requests in it")
+        raise first_error or InputError("; ".join([f"{file.name}: no requests in it", *facts.notes]))
     try:
         requests = rows.finish()
     except InputError as error:
         raise InputError(f"{file.name}:{error}") from None
-    notes = [f"{file.name}: {note}" for note in rows.notes]
+    notes = [f"{file.name}: {note}" for note in (*facts.notes, *rows.notes)]
     if skipped:
         notes.append(f"{skipped} bad rows skipped, the first: {first_error}")
     known = [at for at in (requests.arrival_s[0], requests.arrival_s[-1]) if not math.isnan(at)]
@@ -157,7 +130,12 @@ def read_trace(
 
 
 def write_trace(requests: Requests, file: TextIO) -> None:
-    """Write `requests` as servesim JSONL; `read_trace` gives back equal columns.
+    """Write `requests` as servesim JSONL; `read_trace` gives back equal columns."""
+    file.writelines(trace_lines(requests))
+
+
+def trace_lines(requests: Requests) -> Iterator[str]:
+    """Yield the lines of `requests` as servesim JSONL.
 
     Sharing is written as `prefix` where every request shares one closed head at most, else as `content`.
     """
@@ -186,7 +164,7 @@ def write_trace(requests: Requests, file: TextIO) -> None:
             row["priority"] = request.priority
         if request.class_name is not None:
             row["class"] = request.class_name
-        file.write(json.dumps(row) + "\n")
+        yield json.dumps(row) + "\n"
 
 
 def _is_open(content: Content) -> bool:
@@ -194,11 +172,19 @@ def _is_open(content: Content) -> bool:
 
 
 def _recognise(file: TraceFile) -> str:
-    for name, candidate in TRACE_FORMATS.items():
-        if candidate.recognises(file.head):
-            return name
     if not file.head.strip():
         raise InputError(f"{file.name}: no requests in it")
+    head = TraceHead(file.head)
+    for name, candidate in TRACE_FORMATS.items():
+        if candidate.recognises(head):
+            return name
+    document = _DOCUMENT.search(head.text)
+    if document:
+        raise InputError(
+            f"{file.name}: a {document[1]} of a run, which has no requests; save the run itself with --save"
+        )
+    if head.text.startswith("{"):
+        return "servesim"  # whose reader says what is missing
     raise InputError(
         f"{file.name}: not a trace that is known; say which with --trace-format {', '.join(TRACE_FORMATS)}"
     )

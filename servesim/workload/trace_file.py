@@ -20,11 +20,12 @@ from servesim.errors import InputError
 
 MAX_LINE_BYTES = 4 * 2**20
 HEAD_BYTES = 64 * 2**10
+PIECE_BYTES = 2**18
 STDIN = "-"
 
 
 class TraceFile:
-    """An open trace: `name` for messages, `head` to recognise its format by, `lines` to be read once.
+    """An open trace: `name` for messages, `head` to recognise its format by, `lines` (or `pieces`) to be read once.
 
     Raises InputError for a file that cannot be opened or read, in one line that names it.
     """
@@ -71,8 +72,29 @@ class TraceFile:
                 at = error.start
                 yield number, InputError(f"not UTF-8: byte 0x{raw[at]:02x} at column {at + 1}")
                 continue
-            if not text.isspace():
+            if text and not text.isspace():
                 yield number, text
+
+    def pieces(self) -> Iterator[str]:
+        """Yield the text in pieces of a size that suits the reader, instead of its lines."""
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        first = True
+        while True:
+            try:
+                raw = self._binary.read(PIECE_BYTES)
+            except (OSError, EOFError, zlib.error) as error:
+                raise self._unreadable(error, self.name) from None
+            try:
+                text = decoder.decode(raw, final=not raw)
+            except UnicodeDecodeError as error:
+                raise InputError(f"{self.name}: not UTF-8: byte 0x{error.object[error.start]:02x}") from None
+            if first:
+                text = text.removeprefix("\ufeff")
+                first = False
+            if text:
+                yield text
+            if not raw:
+                return
 
     def _read(self) -> bytes:
         try:

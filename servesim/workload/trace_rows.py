@@ -14,21 +14,28 @@ from collections.abc import Sequence
 from servesim.errors import InputError
 from servesim.units import shown
 from servesim.workload.content import BlockChains, Streams, follow, renumber
+from servesim.workload.formats.format import TraceFacts
 from servesim.workload.lengths import MAX_TOKENS
 from servesim.workload.requests import OPEN_END, Content, Requests
 from servesim.workload.times import TraceClock
 from servesim.workload.trace_fields import FIELDS, TIME_FIELDS, Extras, Row, parse_extras, parse_tokens
 from servesim.workload.workload import link_turns
 
+NEEDS_NO_TIMES = "a closed loop needs no times: --concurrency N"
+
 
 class TraceRows:
     """Takes rows one by one and gives the columns at the end.
 
-    `time_unit` overrules what a field's name says of its unit. With `arrivals_required`, every request but a session's
-    later turns needs its arrival. `notes` collects sentences about what was accepted but should be known.
+    `time_unit` overrules what a field's name, or the format by its `facts`, says of the unit. With `arrivals_required`,
+    every request but a session's later turns needs its arrival. `notes` collects sentences about what was accepted but
+    should be known.
     """
 
-    def __init__(self, *, time_unit: str | None = None, arrivals_required: bool = True) -> None:
+    def __init__(
+        self, *, time_unit: str | None = None, arrivals_required: bool = True, facts: TraceFacts | None = None
+    ) -> None:
+        self._facts = facts or TraceFacts()
         self.notes: list[str] = []
         self.clock: TraceClock | None = None
         self._time_unit = time_unit
@@ -105,11 +112,15 @@ class TraceRows:
             given = [field for field in TIME_FIELDS if row.get(field) is not None]
             if not given:
                 if self._arrivals_required and row.get("session") is None:
-                    raise InputError(f"{self._time_field} is {'null' if self._time_field in row else 'missing'}")
+                    name = self._facts.time_field or self._time_field
+                    wrong = f"{name} is {'null' if name in row and not self._facts.time_field else 'missing'}"
+                    raise InputError(wrong if self.clock else f"{wrong}; {NEEDS_NO_TIMES}")
                 return math.nan
             if self.clock is None:
-                self._time_field, unit = given[0], TIME_FIELDS[given[0]]
-                self.clock = TraceClock(given[0], unit=self._time_unit, unit_of_field=unit)
+                self._time_field, facts = given[0], self._facts
+                unit = facts.time_unit or TIME_FIELDS[self._time_field]
+                name = facts.time_field or self._time_field
+                self.clock = TraceClock(name, unit=self._time_unit, unit_of_field=unit)
             if given != [self._time_field]:
                 raise InputError(f"{given[-1]} is given, but the times of this trace are in {self._time_field}")
             value = row[self._time_field]
@@ -217,7 +228,8 @@ class TraceRows:
         shortened = 0
         for first in firsts:
             if self._arrivals_required and math.isnan(requests.arrival_s[first]):
-                raise InputError(f"{self._lines[order[first]]}: arrival_s is missing on the first turn of a session")
+                line = self._lines[order[first]]
+                raise InputError(f"{line}: arrival_s is missing on the first turn of a session; {NEEDS_NO_TIMES}")
             if following[first] < 0 or order[first] in self._explicit:
                 continue
             opening = contents[first]

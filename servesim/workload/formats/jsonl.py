@@ -1,0 +1,64 @@
+"""Lines of JSON, one object each, decoded at the least cost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from servesim.errors import InputError
+from servesim.units import shown
+from servesim.workload.trace_file import TraceFile
+
+Object = dict[str, Any]
+
+
+def json_fault(error: json.JSONDecodeError) -> str:
+    """Return what is wrong with a text that is no JSON, without its place."""
+    return f"not JSON: {error.msg.lower().removesuffix(' starting at')}"
+
+
+def no_constant(text: str) -> float:
+    """Refuse NaN and the infinities, which Python's decoder would take."""
+    raise InputError(f"{text} is no JSON, numbers must be finite")
+
+
+_decode = json.JSONDecoder(parse_constant=no_constant).decode
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> Object:
+    row = dict(pairs)
+    if len(row) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise InputError(f"{next(name for name in names if names.count(name) > 1)} is given twice")
+    return row
+
+
+_decode_unique = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=no_constant).decode
+
+
+def parse_json_line(text: str, *, unique: bool = False) -> Object:
+    """Return the object on one line; raise InputError for anything else, NaN among it.
+
+    `unique` refuses a key that is given twice, for rows that people write by hand.
+    """
+    try:
+        row = _decode_unique(text) if unique else _decode(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{json_fault(error)} at column {error.colno}") from None
+    except RecursionError:
+        raise InputError("not a row: nested too deeply") from None
+    except ValueError:  # an integer of thousands of digits
+        raise InputError("not a row: a number is too long") from None
+    if not isinstance(row, dict):
+        raise InputError(f"not a row: {shown(row)}, must be an object with its fields")
+    return row
+
+
+def json_objects(file: TraceFile, *, unique: bool = False) -> Iterator[tuple[int, Object | InputError]]:
+    """Yield (line, object or what is wrong with it) of every line."""
+    for line, text in file.lines():
+        try:
+            yield line, text if isinstance(text, InputError) else parse_json_line(text, unique=unique)
+        except InputError as error:
+            yield line, error
