@@ -7,6 +7,7 @@ from typing import Protocol
 
 from servesim.catalog.hardware import Hardware
 from servesim.catalog.model import Model
+from servesim.cost.detailed import Detailed
 from servesim.cost.roofline import Roofline
 
 
@@ -25,8 +26,9 @@ class CostModel(Protocol):
         ...
 
 
-# Name -> what makes the model of (model, hardware, tensor_parallel, kv_bytes_per_token=None).
-COST_MODELS: dict[str, Callable[..., CostModel]] = {"roofline": Roofline}
+# Name -> what makes the model of (model, hardware, tensor_parallel, kv_bytes_per_token=None); all but the roofline also
+# take pipeline_parallel and expert_parallel.
+COST_MODELS: dict[str, Callable[..., CostModel]] = {"roofline": Roofline, "detailed": Detailed}
 
 
 class FloorWatch:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from servesim.cost.model import FloorWatch
+from servesim.cost.model import CostModel, FloorWatch
 from servesim.engine.engine import Engine
 from servesim.engine.observation import Observation
 from servesim.engine.server import Server, build_server
@@ -15,6 +15,7 @@ from servesim.engine.spec import SERVER_CHECKS, ServerSpec, seconds
 from servesim.records import Run
 from servesim.units import suggest
 from servesim.workload.build import build_workload
+from servesim.workload.delayed import Delayed
 from servesim.workload.spec import WorkloadSpec
 from servesim.workload.workload import Workload
 
@@ -73,7 +74,7 @@ def run_workload(
         horizon_s = seconds(positive=True)(horizon_s, "horizon_s")
     config = {**server.describe(), **spec.as_dict(), "horizon_s": horizon_s}
     cost = server.cost()
-    engine = Engine(server.config, cost, workload or build_workload(spec, notes), observer=observer)
+    engine = Engine(server.config, cost, _arriving(workload or build_workload(spec, notes), cost), observer=observer)
     stopped = _advance(engine, math.inf if horizon_s is None else horizon_s, watch)
     run = engine.run(config)
     run.partial = stopped
@@ -87,6 +88,12 @@ def run_workload(
         # Law 9: only efficiencies above 1, which somebody asked for by name, may do that.
         (run.warnings if max(hardware.mfu, hardware.mbu) > 1 else run.violations).append(told)
     return run
+
+
+def _arriving(workload: Workload, cost: CostModel) -> Workload:
+    """Return the workload as the engine sees it: later than it was sent, where the cost model knows by how much."""
+    delay_s: float = getattr(cost, "ingest_s", 0.0)
+    return Delayed(workload, delay_s) if delay_s else workload
 
 
 def _advance(engine: Engine, until: float, watch: Watch | None) -> bool:

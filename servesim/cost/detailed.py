@@ -1,0 +1,337 @@
+"""The detailed cost model: the terms of a step that physics gives and published measurements support.
+
+    step = host + head + body + attention + traffic + launches + links
+
+| term | formula, on one of tp devices |
+|---|---|
+| body | soft maximum of compute 2 x P_body x tokens / (FLOP/s x mfu) and weights read / (B/s x mbu) |
+| head | the same over the vocabulary's matrix, computed for sampled rows only and read in every step |
+| KV read | contexts of decoding sequences x KV bytes / (B/s x kv_mbu), x mixed_kv in a step that has a prompt in it |
+| attention | soft maximum of 4 x heads x head_dim x layers x sum q(c + q/2) / (FLOP/s x attention_mfu) and KV read |
+| traffic | tokens x layers x 9 vectors x hidden x 2 bytes / (B/s x mbu): norms, rotary, activation, residual |
+| launches | layers x layer_us, and layers x eager_layer_us where a prompt keeps the step out of CUDA graphs |
+| links | all-reduce 2 x layers x (allreduce_us + 2(tp-1)/tp x tokens x hidden x 2 / bus); experts' all-to-all |
+| host | overhead_ms + sequence_us x scheduled requests + request_ms x requests that begin |
+
+The soft maximum is (c^p + m^p)^(1/p): over 40,000 profiled GEMMs of two cards a hard maximum erred by 7.6 % and 4.9 %,
+p = 2 by 3.4 % and 3.0 %, and was up to 27 % low between 64 and 512 tokens, where servers live. A mixture's routed
+experts are read as far as they are hit: experts x (1 - ((experts - k) / experts)^tokens). `ingest_ms` is time between a
+request's send and its place in the queue (HTTP, tokenizer); it delays the request and keeps no device busy, so that it
+is not in a step: the simulator adds it. Every term can be seen: `terms` gives the seconds of each in a step.
+
+Sources: kernel tables and vLLM logs of LLMServingSim 2.0 (casys-kaist/LLMServingSim, RTX 4090 and RTX PRO 6000), the
+formulas of BLIS (inference-sim), NVIDIA's aiconfigurator and inference-lab, and the fits of `servesim validate`.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from servesim.catalog.hardware import Hardware
+from servesim.catalog.model import Attention, Model
+from servesim.cost.parameters import DetailedParameters
+from servesim.errors import InputError
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Split:
+    """A model's weights by how a step uses them. Bytes and parameters are the whole model's, not one device's."""
+
+    body_params: float  # that compute every token: all but routed experts and the vocabulary
+    body_bytes: float
+    routed_params: float  # of all routed experts
+    routed_bytes: float
+    routed_share: float  # of them that computes one token: top_k / experts
+    head_params: float
+    head_bytes: float
+
+    @classmethod
+    def of(cls, model: Model) -> Split:
+        """Split the weights of `model`. An input embedding is looked up, not read; a tied one is read as the head.
+
+        Of shapes that do not add up to the parameters, a tenth at least is left to the body.
+        """
+        outer = model.head_params + model.embedding_params
+        body = max(model.params - model.expert_params - outer, 0.1 * model.params)
+        outer_bytes = model.head_bytes + model.embedding_bytes
+        body_bytes = max(model.weights_bytes - model.expert_bytes - outer_bytes, 0.1 * model.weights_bytes)
+        return cls(
+            body_params=body,
+            body_bytes=body_bytes,
+            routed_params=model.expert_params,
+            routed_bytes=model.expert_bytes,
+            routed_share=model.experts.top_k / model.experts.count if model.experts else 0.0,
+            head_params=model.head_params,
+            head_bytes=model.head_bytes,
+        )
+
+
+# vLLM's list of captured batch sizes: 1, 2, 4, then every 8 up to 256, every 16 beyond (vllm/config/vllm.py).
+_CAPTURED: list[int] = [1, 2, 4, *range(8, 257, 8), *range(272, 4097, 16)]
+
+_HALF_CHUNK = 512.0  # tokens of a chunk at which prompt attention reaches half of its efficiency, RTX PRO 6000's table
+_EIGHT_BITS = ("fp8", "int8", "fp4")  # computed at the FP8 rate where the device has one; FP4 may be faster still
+
+TERMS: dict[str, str] = {
+    "weights": "reading the layers' weights",
+    "compute": "matrix products of the layers",
+    "head": "the vocabulary matrix, for sampled rows",
+    "kv": "reading the KV cache of decoding sequences",
+    "mixed": "the same, slower beside a prompt",
+    "attention": "attention of prompts over themselves",
+    "traffic": "norms, rotary, activations, residuals",
+    "launches": "small kernels of every layer",
+    "links": "all-reduces, all-to-alls, sends between stages",
+    "host": "scheduler, sampler, detokenizer",
+}
+"""Every term of a step by name, and what it is."""
+
+
+class Detailed:
+    """Seconds of a step under `DetailedParameters`; `decode` and `step` are how an engine asks, `terms` explains.
+
+    Where KV is not one figure per token (sliding windows, recurrent layers) a decoding batch is taken at its mean
+    context. `kv_bytes_per_token`, the figure of a memory plan, is not needed for that and ignored.
+    """
+
+    __slots__ = ("_attention_s", "_flop_per_s", "_kv_s", "_mixed_kv_s", "_of_batch", "_split", "_windowed", "byte_s",
+                 "can_beat_floor", "experts_over", "hardware", "ingest_s", "model", "parallel", "parameters",
+                 "stages")  # fmt: skip
+
+    def __init__(
+        self,
+        model: Model,
+        hardware: Hardware,
+        tensor_parallel: int = 1,
+        *,
+        kv_bytes_per_token: int | None = None,
+        pipeline_parallel: int = 1,
+        expert_parallel: int = 1,
+        parameters: DetailedParameters | None = None,
+    ) -> None:
+        """Prepare the model on `tensor_parallel` x `pipeline_parallel` devices; `parameters` None takes the device's.
+
+        A pipeline divides what grows with the batch, not the weight read: a batch goes through in as many parts as
+        there are stages, and each part reads the weights of every stage.
+        """
+        for name, value in (
+            ("tensor_parallel_size", tensor_parallel),
+            ("pipeline_parallel_size", pipeline_parallel),
+            ("expert_parallel_size", expert_parallel),
+        ):
+            if value < 1:
+                raise InputError(f"{name} is {value}, must be 1 or more")
+        self.model, self.hardware = model, hardware
+        self.parallel, self.stages, self.experts_over = tensor_parallel, pipeline_parallel, expert_parallel
+        p = self.parameters = DetailedParameters.of(hardware) if parameters is None else parameters
+        self._split = Split.of(model)
+        rate = hardware.fp8_tflops if model.compute_dtype in _EIGHT_BITS else None
+        self._flop_per_s = (rate or hardware.tflops) * 1e12 * tensor_parallel * pipeline_parallel
+        self.byte_s = 1 / (hardware.bandwidth_gb_s * 1e9)
+        # Layers that keep every token, as one figure, and the others by group.
+        whole = [group for group in model.attention if group.window is None]
+        self._windowed = tuple(
+            (group, group.bytes_per_token(model.kv_dtype, tensor_parallel))
+            for group in model.attention
+            if group.window is not None or group.state_bytes
+        )
+        kv_bytes = sum(group.bytes_per_token(model.kv_dtype, tensor_parallel) for group in whole)
+        self._kv_s = kv_bytes * self.byte_s / p.kv_mbu / pipeline_parallel
+        self._mixed_kv_s = self._kv_s * p.mixed_kv
+        self._attention_s = [
+            (_attention_flop(group, model) / (hardware.tflops * 1e12 * p.attention_mfu * tensor_parallel), group.window)
+            for group in model.attention
+            if group.kv_heads or group.latent_dim
+        ]
+        self._of_batch: list[float] = []  # seconds of a decode-only step beside its KV reads, by number of sequences
+        self.ingest_s: float = p.ingest_ms / 1e3
+        self.can_beat_floor: bool = False  # its own bounds and its own bytes: the roofline's floor is not its floor
+
+    def decode(self, sequences: int, context_tokens: int) -> float:
+        """Return the seconds of a step in which `sequences` requests decode, with `context_tokens` behind them."""
+        of_batch = self._of_batch
+        if sequences >= len(of_batch):
+            for batch in range(len(of_batch), sequences + 1):
+                of_batch.append(self._gemms(self._padded(batch), batch, batch, 0) + self._host(batch, 0))
+        seconds = of_batch[sequences] + context_tokens * self._kv_s
+        return seconds + self._window_s(sequences, context_tokens) if self._windowed else seconds
+
+    def step(self, sequences: int, context_tokens: int, chunks: Sequence[tuple[int, int]]) -> float:
+        """Return the seconds of a step that decodes `sequences` and computes `chunks` of (new tokens, computed)."""
+        if not chunks:
+            return self.decode(sequences, context_tokens)
+        new = begun = 0
+        for tokens, computed in chunks:
+            new += tokens
+            if tokens == computed:
+                begun += 1
+        rows = sequences + len(chunks)
+        seconds = self._gemms(sequences + new, sequences, rows, new) + self._host(rows, begun)
+        seconds += context_tokens * self._mixed_kv_s + self._prompt_attention(chunks)
+        if self._windowed and sequences:
+            seconds += self._window_s(sequences, context_tokens) * self.parameters.mixed_kv
+        return seconds
+
+    def terms(self, sequences: int, context_tokens: int, chunks: Sequence[tuple[int, int]] = ()) -> dict[str, float]:
+        """Return the seconds of each of `TERMS` in a step; they add up to what `step` returns.
+
+        Of a soft maximum each side has its share of c^p + m^p.
+        """
+        p = self.parameters
+        new = sum(tokens for tokens, _ in chunks)
+        begun = sum(tokens == computed for tokens, computed in chunks)
+        rows = sequences + len(chunks)
+        tokens = sequences + new if chunks else self._padded(sequences)
+        decoding = sequences if chunks else tokens
+        compute, read = self._body(tokens, decoding)
+        body = _soft_maximum(compute, read, p.softness)
+        share = _share(compute, read, p.softness)
+        kv = context_tokens * self._kv_s + (self._window_s(sequences, context_tokens) if sequences else 0.0)
+        terms = {
+            "weights": body * (1 - share),
+            "compute": body * share,
+            "head": self._head(rows),
+            "kv": kv,
+            "mixed": kv * (p.mixed_kv - 1) if chunks else 0.0,
+            "attention": self._prompt_attention(chunks) if chunks else 0.0,
+            "traffic": self._traffic(tokens),
+            "launches": self._launches(bool(chunks)),
+            "links": self._links(tokens),
+            "host": self._host(rows, begun),
+        }
+        assert terms.keys() == TERMS.keys()
+        return terms
+
+    def floor_seconds(self, sequences: int, context_tokens: int, chunks: Sequence[tuple[int, int]] = ()) -> float:
+        """Return the least seconds that the datasheet allows: all efficiencies 1, perfect overlap, nothing else."""
+        tokens = sequences + sum(new for new, _ in chunks)
+        split = self._split
+        flop = 2 * tokens * (split.body_params + split.routed_params * split.routed_share)
+        read_s = split.body_bytes * self.byte_s / self.parallel + context_tokens * self._kv_s * self.parameters.kv_mbu
+        return max(flop / self._flop_per_s, read_s)
+
+    # The terms, each in seconds
+
+    def _gemms(self, tokens: int, decoding: int, rows: int, new: int) -> float:
+        """Return everything beside attention and host: what depends on numbers of tokens alone."""
+        compute, read = self._body(tokens, tokens if not new else decoding)
+        return (
+            _soft_maximum(compute, read, self.parameters.softness)
+            + self._head(rows)
+            + self._traffic(tokens)
+            + self._launches(new > 0)
+            + self._links(tokens)
+        )
+
+    def _body(self, tokens: int, decoding: int) -> tuple[float, float]:
+        """Return (compute, weights read) of the layers for `tokens`, of which `decoding` are single ones."""
+        p, split = self.parameters, self._split
+        flop = 2 * (tokens + (p.decode_work - 1) * decoding)
+        busiest = self._busiest(tokens)
+        work = split.body_params + split.routed_params * split.routed_share * busiest
+        hit = 1 - (1 - split.routed_share) ** tokens if split.routed_params else 0.0
+        read = split.body_bytes + split.routed_bytes * min(1.0, hit * busiest)
+        return flop * work / (self._flop_per_s * p.mfu), read * self.byte_s / (p.mbu * self.parallel)
+
+    def _busiest(self, tokens: int) -> float:
+        """Return the load of the busiest of the devices that share the experts, over the mean.
+
+        The largest of `n` counts of mean m is about m + sqrt(2 m ln n) (Raab and Steger, "Balls into bins", 1998).
+        """
+        if self.experts_over == 1 or self.model.experts is None:
+            return 1.0
+        mean = max(tokens, 1) * self.model.experts.top_k / self.experts_over
+        return min(1 + math.sqrt(2 * math.log(self.experts_over) / mean), float(self.experts_over))
+
+    def _head(self, rows: int) -> float:
+        p, split = self.parameters, self._split
+        compute = 2 * split.head_params * rows / (self._flop_per_s * self.stages**-1 * p.mfu)
+        return _soft_maximum(compute, split.head_bytes * self.byte_s / (p.mbu * self.parallel), p.softness)
+
+    def _traffic(self, tokens: int) -> float:
+        """Return the time of token-wise kernels; every device of a tensor-parallel group does all of it."""
+        p, model = self.parameters, self.model
+        return tokens * model.layers * p.traffic_vectors * model.hidden * 2 * self.byte_s / p.mbu / self.stages
+
+    def _launches(self, eager: bool) -> float:
+        p = self.parameters
+        return self.model.layers * (p.layer_us + (p.eager_layer_us if eager else 0.0)) / 1e6
+
+    def _links(self, tokens: int) -> float:
+        """Return the time of all-reduces (two a layer), of the experts' all-to-alls, and of sends between stages."""
+        p, model, seconds = self.parameters, self.model, 0.0
+        message = tokens * model.hidden * 2
+        bus = (self.hardware.bus_gb_s or self.hardware.bandwidth_gb_s) * 1e9 * p.bus_share
+        if self.parallel > 1:
+            ring = 2 * (self.parallel - 1) / self.parallel
+            seconds += 2 * model.layers * (p.allreduce_us / 1e6 + ring * message / bus / self.stages)
+        if self.experts_over > 1 and model.experts is not None:
+            away = (self.experts_over - 1) / self.experts_over
+            sent = message * model.experts.top_k / self.experts_over * away
+            seconds += 2 * model.experts.layers * (p.allreduce_us / 1e6 + sent / bus)
+        if self.stages > 1:
+            seconds += (self.stages - 1) * (p.allreduce_us / 1e6 + message / bus / self.stages)
+        return seconds
+
+    def _host(self, rows: int, begun: int) -> float:
+        p = self.parameters
+        return (p.overhead_ms + p.request_ms * begun) / 1e3 + p.sequence_us * rows / 1e6
+
+    def _window_s(self, sequences: int, context_tokens: int) -> float:
+        """Return the KV read of layers that keep a part of the context, or a state that is read and written."""
+        if not sequences:
+            return 0.0
+        mean, read = context_tokens / sequences, 0.0
+        for group, token_bytes in self._windowed:
+            if group.window is not None:
+                read += min(mean, group.window) * token_bytes
+            read += 2 * group.layers * group.state_bytes / self.parallel
+        return sequences * read * self.byte_s / self.parameters.kv_mbu / self.stages
+
+    def _prompt_attention(self, chunks: Sequence[tuple[int, int]]) -> float:
+        """Return the attention of chunks of q new tokens after c: causal FLOPs, or the KV that they read.
+
+        A short chunk fills the device badly: q + 512 rows' time for q rows.
+        """
+        seconds, softness = 0.0, self.parameters.softness
+        for new, computed in chunks:
+            compute = 0.0
+            for flop_s, window in self._attention_s:
+                seen = computed - new / 2
+                if window is not None and seen > window:
+                    seen = window
+                compute += flop_s * (new + _HALF_CHUNK) * seen
+            seconds += _soft_maximum(compute / self.stages, computed * self._kv_s, softness)
+        return seconds
+
+    def _padded(self, batch: int) -> int:
+        """Return the size of the CUDA graph that a decode-only step of `batch` sequences runs in."""
+        if not 0 < batch <= self.parameters.graph_limit:
+            return batch
+        return _CAPTURED[bisect_left(_CAPTURED, batch)]
+
+
+def _attention_flop(group: Attention, model: Model) -> float:
+    """Return FLOPs of attention per pair of tokens over a group's layers: 4 x heads x head_dim, scores and values.
+
+    A latent (MLA) is expanded for prompts: keys of 192, values of 128 per head in DeepSeek's shape.
+    """
+    pair = 192 + 128 if group.latent_dim else group.head_dim + (group.value_dim or group.head_dim)
+    per_layer = 2 * model.heads * pair
+    return float(per_layer * group.layers)
+
+
+def _soft_maximum(a: float, b: float, p: float) -> float:
+    """Return (a^p + b^p)^(1/p) without losing small numbers."""
+    high, low = (a, b) if a > b else (b, a)
+    if p == 2.0:
+        return math.sqrt(high * high + low * low)
+    return high * (1 + (low / high) ** p) ** (1 / p) if high > 0 else 0.0
+
+
+def _share(a: float, b: float, p: float) -> float:
+    """Return the share of `a` in the soft maximum of `a` and `b`."""
+    return 1 / (1 + (b / a) ** p) if a > 0 else 0.0
