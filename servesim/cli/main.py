@@ -17,6 +17,9 @@ VERBS: dict[str, str] = {
     "simulate": "one run of a workload on a simulated server",
     "sweep": "a grid of runs, one row each, and where the knee is",
     "loadgen": "measure a real server with the same workloads and metrics",
+    "trace": "what is in a trace of any known format; convert, cut, change its pace",
+    "models": "the models that are known, or one of them",
+    "hardware": "the devices that are known, or one of them",
 }
 """Each verb is the module `servesim.cli.VERB` with `build_parser()` and `run(argv) -> int`, imported when asked for."""
 

@@ -1,0 +1,164 @@
+"""`servesim trace`: what is in a trace, whatever its format; a cut of it, or another pace, as servesim's JSONL."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from servesim.analysis.traces import describe_trace
+from servesim.cli.load_options import TRACE
+from servesim.cli.options import JSON, OUTPUT, QUIET
+from servesim.cli.output import result_to
+from servesim.cli.parser import Group, Option, Parser
+from servesim.console import Console
+from servesim.engine.spec import count, seconds
+from servesim.errors import InputError
+from servesim.report.documents import document, to_json
+from servesim.report.trace import trace_text
+from servesim.units import parse_finite, suggest
+from servesim.workload.requests import Requests
+from servesim.workload.reshape import at_rate, at_speed, sample, window
+from servesim.workload.trace import Trace, read_trace, trace_lines
+
+EXAMPLES = (
+    "servesim trace describe fixtures/burst.jsonl",
+    "servesim trace describe AzureLLMInferenceTrace_conv.csv --json",
+    "servesim trace convert conversation_trace.jsonl -o mooncake.jsonl",
+    "servesim trace sample BurstGPT_1.csv.gz --from 1d --to 2d --requests 5000 -o day2.jsonl",
+    "servesim trace scale ShareGPT_V3.json --rate 4 -o chats.jsonl",
+    "zcat access.log.gz | servesim trace scale - --speed 2 -o twice.jsonl",
+)
+
+ACTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "describe": ("what is in it", ("json",)),
+    "convert": ("all of it as servesim's JSONL", ("speed",)),
+    "sample": (
+        "a cut: a window of time, the first requests, requests at random",
+        ("first", "from_s", "to_s", "requests", "seed", "speed"),
+    ),
+    "scale": ("another pace: --speed or --rate", ("speed", "rate", "seed")),
+}
+"""Each action, and the options that are its own."""
+
+
+def _number(value: Any, name: str) -> float:
+    return parse_finite(value, name, above=0.0, maximum=1e9)
+
+
+READING = Group("reading", tuple(option for option in TRACE.options if option.flag not in ("--trace", "--speed")))
+
+CUTTING = Group(
+    "sample",
+    (
+        Option("--from", "from_s", "requests that arrive at TIME or later", seconds(), "TIME", "0s"),
+        Option("--to", "to_s", "requests that arrive before TIME", seconds(positive=True), "TIME", "the end"),
+        Option("--first", "first", "the first N rows", count()),
+        Option("--requests", "requests", "N requests at random, sessions kept whole", count()),
+        Option("--seed", "seed", "of every random draw", count(minimum=0, maximum=2**63), default="7"),
+    ),
+)
+
+PACING = Group(
+    "scale",
+    (
+        Option("--speed", "speed", "arrivals X times as fast", _number, "X"),
+        Option(
+            "--rate",
+            "rate",
+            "stretch arrivals to a mean of R requests per second; without times, sessions begin R a second (Poisson)",
+            _number,
+            "R",
+        ),
+    ),
+)
+
+
+def build_parser() -> Parser:
+    told = "; ".join(f"{name}: {about}" for name, (about, _) in ACTIONS.items())
+    parser = Parser(
+        "trace",
+        f"Traces of every known format, recognised by content. {told}.",
+        EXAMPLES,
+        (READING, CUTTING, PACING, Group("output", (JSON, OUTPUT, QUIET))),
+    )
+    parser.usage = f"servesim trace {'|'.join(ACTIONS)} FILE [options]"
+    parser.add_argument("action", nargs="?", help=" or ".join(ACTIONS))
+    parser.add_argument("file", nargs="?", metavar="FILE", help="the trace, plain or gzip; - is standard input")
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    flags = build_parser().read(argv)
+    if flags is None:
+        return 0
+    action, path = flags.get("action"), flags.get("file")
+    if action is None:
+        raise InputError(f"say what to do: servesim trace {'|'.join(ACTIONS)} FILE")
+    if action not in ACTIONS:
+        raise suggest("action", action, ACTIONS)
+    if path is None:
+        raise InputError(f"name the trace: servesim trace {action} FILE, or - for standard input")
+    _check_options(action, flags)
+    console = Console(quiet=flags.get("quiet", False))
+    with result_to(flags.get("output")) as write:
+        trace = read_trace(
+            path,
+            trace_format=flags.get("trace_format"),
+            time_unit=flags.get("time_unit"),
+            skip_bad_rows=flags.get("skip_bad_rows", False),
+            arrivals_required=False,
+            limit=flags.get("first"),
+        )
+        for note in (trace.describe(), *trace.notes):
+            console.note(note)
+        if action == "describe":
+            write(_described(trace, path, flags))
+            return 0
+        requests = _reshaped(trace.requests, flags)
+        for line in trace_lines(requests):
+            write(line)
+        if len(requests) != len(trace.requests):
+            console.note(f"{len(requests):,} of {len(trace.requests):,} requests are written")
+    return 0
+
+
+def _check_options(action: str, flags: dict[str, Any]) -> None:
+    """Refuse an option that another action has, and an action without what makes it one."""
+    allowed = ACTIONS[action][1]
+    for group in (CUTTING, PACING, Group("", (JSON,))):
+        for option in group.options:
+            if option.key in flags and option.key not in allowed:
+                owners = [name for name, (_, keys) in ACTIONS.items() if option.key in keys]
+                raise InputError(f"{option.flag} belongs to trace {' and '.join(owners)}, not to {action}")
+    if action == "scale" and ("speed" in flags) == ("rate" in flags):
+        raise InputError("trace scale takes one of --speed X and --rate R")
+    if action == "sample" and not flags.keys() & {"from_s", "to_s", "first", "requests"}:
+        raise InputError("trace sample takes at least one of --from, --to, --first and --requests")
+    if flags.get("from_s", 0.0) >= flags.get("to_s", math.inf):
+        raise InputError("--from is not before --to")
+
+
+def _described(trace: Trace, path: str, flags: dict[str, Any]) -> str:
+    figures = describe_trace(trace.requests).as_dict()
+    if figures["pace"] is not None:
+        figures["pace"]["times"] = trace.times
+    body = {"name": trace.name, "format": trace.format, **figures, "skipped": trace.skipped, "notes": list(trace.notes)}
+    if not flags.get("json"):
+        return trace_text(body)
+    asked = ("trace_format", "time_unit", "skip_bad_rows")
+    return to_json(document("trace", {"trace": path} | {key: flags.get(key) for key in asked}, body))
+
+
+def _reshaped(requests: Requests, flags: dict[str, Any]) -> Requests:
+    """Return the requests cut and paced as asked: first the window, then the sample, then the pace."""
+    seed = flags.get("seed", 7)
+    if flags.keys() & {"from_s", "to_s"}:
+        requests = window(requests, flags.get("from_s", 0.0), flags.get("to_s", math.inf))
+    if "requests" in flags:
+        requests = sample(requests, flags["requests"], seed)
+    if "speed" in flags:
+        requests = at_speed(requests, flags["speed"])
+    if "rate" in flags:
+        requests = at_rate(requests, flags["rate"], seed)
+    return requests
