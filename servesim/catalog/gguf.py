@@ -120,7 +120,7 @@ class _Reader:
             end = start + offset + tensor.size_bytes
             if end > self.size:
                 self.fail(f"is cut: tensor {tensor.name!r} ends at byte {end:,} of {self.size:,}")
-        if start + sum(tensor.size_bytes for tensor, _ in found.values()) > self.size:
+        if found and start + sum(tensor.size_bytes for tensor, _ in found.values()) > self.size:
             self.fail("has tensors that overlap")
         return tuple(tensor for tensor, _ in found.values())
 
