@@ -106,6 +106,7 @@ class Engine:
         self._admitted = 0  # admissions so far: the next sequence's order
         self._unordered = config.long_prefill_token_threshold > 0  # sequences may finish out of their order
         self._preempted: list[Sequence] = []  # in this step
+        self._drops_the_youngest = self.policy.victim is None and not config.prefix_caching and not self._unordered
         self._least_step_s = cost.decode(1, 1)
         self._lone_s: list[float] = []  # seconds of a step of one decoding sequence, by its context
 
@@ -283,13 +284,13 @@ class Engine:
         if threshold and self.rules.threshold_spares_lone and len(self.running) + len(self.waiting) == 1:
             threshold = 0
         budget = config.max_num_batched_tokens
-        served, context, rejoined = decoding.count, decoding.context + decoding.count, 0
         chunks: list[Chunk] = []
+        rejoined = 0
         self._preempted = []
 
-        need = decoding.blocks_needed()
-        if not self.stalled and self._plan_prefills(chunks, budget - served, threshold, pool.free - need):
-            pool.take(need)
+        if self._plan(chunks, budget, threshold) or (self._drops_the_youngest and self._shed(chunks, budget, step)):
+            served, context = decoding.count, decoding.context + decoding.count
+            pool.take(decoding.blocks_needed())
             budget -= served
             for sequence, tokens in chunks:
                 budget -= tokens
@@ -327,12 +328,16 @@ class Engine:
             self.watch.done(self, released if config.async_scheduling else finished)
             self.door.reset_wake()  # an observer may count steps for a workload that goes by them
 
-    def _plan_prefills(self, chunks: list[Chunk], budget: int, threshold: int, free: int) -> bool:
+    def _plan(self, chunks: list[Chunk], budget: int, threshold: int) -> bool:
         """Put into `chunks` what running prefills get; False if blocks, or tokens in the midst of `running`, run short.
 
         Without a threshold at most one running sequence is in mid-prefill, and it is the youngest.
         """
-        block_size = self.config.block_size
+        if self.stalled:
+            return False
+        block_size, decoding = self.config.block_size, self.decoding
+        budget -= decoding.count
+        free = self.pool.free - decoding.blocks_needed()
         for sequence in self.prefilling:
             tokens = sequence.prompt + sequence.outputs - sequence.computed
             if 0 < threshold < tokens:
@@ -346,6 +351,16 @@ class Engine:
                 free -= -(-(sequence.computed + tokens) // block_size) + -sequence.computed // block_size
                 chunks.append((sequence, tokens))
         return free >= 0
+
+    def _shed(self, chunks: list[Chunk], budget: int, step: int) -> bool:
+        """Preempt the youngest until the blocks suffice for all others, and plan those: what `_contend` comes to where
+        the victim is the last of `running`, nobody is cut short and no block is shared."""
+        planned = False
+        while not planned:
+            chunks.clear()
+            self._preempt(self.running[next(reversed(self.running))], step, 0, 0)
+            planned = self._plan(chunks, budget, 0)
+        return True
 
     def _contend(self, chunks: list[Chunk], step: int, budget: int, threshold: int) -> tuple[int, int, int, int]:
         """Serve `running` one by one where blocks or tokens run short, preempting until the blocks suffice.
