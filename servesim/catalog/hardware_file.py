@@ -12,7 +12,8 @@
 
 Any other field of `Hardware` may stand beside them (`memory_gib`, `bandwidth_gb_s`, `tflops`, `fp8_tflops`, `bus_gb_s`,
 `reserve_gib`, `kind`, `source`, `date`, `note`); without a base the first three must. A field that is not known is an
-error, so that a slip of the pen does not become a default.
+error, so that a slip of the pen does not become a default; null stands for a field that is left out, or for a device
+without FP8 units, a bus or parameters.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ MAX_BYTES = 16 * 2**20
 
 _TEXTS = ("name", "kind", "source", "date", "fitted", "note")
 _EFFICIENCY = ("mfu", "mbu", "overhead_ms")
+_MAY_BE_NULL = ("fp8_tflops", "bus_gb_s", "detailed")  # null: the device has none
 _FIELDS = tuple(field.name for field in fields(Hardware))
 _BESIDE = ("schema", "base", "provenance", "servesim", "command", "config", "partial")
 
@@ -81,10 +83,12 @@ def device_document(
 
 
 def _given(document: Fields) -> dict[str, Any]:
-    """Return the fields of `Hardware` that the file gives, each of its type; null stands for a field left out."""
+    """Return the fields of `Hardware` that the file gives, each of its type."""
     given: dict[str, Any] = {}
     for name in _FIELDS:
         if document.get(name) is None:
+            if name in document.values and name in _MAY_BE_NULL:
+                given[name] = None
             continue
         if name in _TEXTS:
             given[name] = document.text(name)
