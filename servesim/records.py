@@ -163,6 +163,8 @@ class Run:
     server: dict[str, Any] | None = None  # measured: the server's window from its /metrics
     warmup: Run | None = None  # measured: requests outside everything, printed apart
     replicas: list[dict[str, Any]] = field(default_factory=list)  # a fleet: what each replica did
+    stages: dict[str, array[float]] = field(default_factory=dict)  # prefill and decode apart: columns of times
+    link: dict[str, Any] | None = None  # prefill and decode apart: what crossed it
 
     def token_times(self, index: int) -> list[float]:
         """Return the times of request `index`'s tokens (token events), in seconds, in order."""

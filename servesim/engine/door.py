@@ -21,7 +21,7 @@ def write_tokens(engine: Engine, index: int, pieces: list[tuple[int, int]], outp
     """Record the tokens that a client had before it left: all `outputs`, but for one that may have come too late."""
     records = engine.records
     start, last = pieces[-1]
-    if engine.log.end_s[last] > deadline:
+    if last >= 0 and engine.log.end_s[last] > deadline:
         outputs -= 1
         pieces.pop()
         if start < last:

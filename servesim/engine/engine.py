@@ -101,6 +101,7 @@ class Engine:
         # Prefill and decode apart: what is left to a link to bring away, and what a link has brought.
         self.hand_over: Callable[[Sequence], None] | None = None
         self.handed: dict[int, Sequence] = {}  # out of `running`, but their blocks are still being read
+        self.on_chunks: Callable[[list[Chunk], float, float], None] | None = None  # told after each step that has any
         self.incoming: dict[int, Sequence] = {}  # due requests whose KV has come from elsewhere
         self._contents = requests.content if config.prefix_caching else None
         self._admitted = 0  # admissions so far: the next sequence's order
@@ -119,7 +120,7 @@ class Engine:
         while self.now < self.until:
             if self.now >= door.wake:
                 door.open()
-            if not self.running and not self.waiting:
+            if self._idle():
                 door.reset_wake()
                 if door.wake == math.inf or door.wake >= self.until:
                     return
@@ -136,6 +137,10 @@ class Engine:
             ):
                 self._step()
 
+    def _idle(self) -> bool:
+        """Tell whether nothing happens before somebody comes, or a link has brought away what lies in the way."""
+        return not self.running and (not self.waiting or (self.blocked and bool(self.handed)))
+
     def stop(self) -> None:
         """Make `advance` return after the step that it is in; for whoever hears of that step's end inside of it."""
         self.until = self.now
@@ -145,12 +150,11 @@ class Engine:
         now, decoding, wake = self.now, self.decoding, self.door.wake
         if self.ended:
             return now
-        if self.waiting or self.prefilling:
-            steps = 1
-        elif decoding.count:
-            steps = min(decoding.buckets) - decoding.tick
-        else:
+        if self._idle():
             return max(now, wake)
+        if not (self.waiting or self.prefilling or decoding.count):
+            return now  # only sequences whose clients have left
+        steps = 1 if self.waiting or self.prefilling else min(decoding.buckets) - decoding.tick
         return min(now + steps * self._least_step_s, max(now, wake))
 
     def run(self, config: dict[str, Any] | None = None) -> Run:
@@ -173,6 +177,20 @@ class Engine:
         computed = sequence.base + self.decoding.tick if sequence.state == DECODE else sequence.computed
         self.wasted_tokens += max(computed, sequence.high_water)
         self._interrupt(sequence, len(self.log))
+
+    def limit_to(self, screen: Screen) -> None:
+        """Take other targets than the requests' own, before anything has run."""
+        self.screen, self.targets = screen, screen.targets
+
+    def cached_tokens(self, sequence: Sequence) -> int:
+        """Return how many tokens of a sequence that is not here yet its prefix cache holds now."""
+        self.name_content(sequence)
+        return self.pool.look_up(sequence, self.decoding.tick)[0] * self.config.block_size
+
+    def name_content(self, sequence: Sequence) -> None:
+        """Give `sequence` the chains of this engine's cache that it shares, if there is a prefix cache."""
+        if self._contents is not None:
+            sequence.segments = self.pool.segments(self._contents[sequence.index])
 
     def holders(self) -> Iterable[Sequence]:
         """Return every sequence that holds blocks."""
@@ -314,7 +332,10 @@ class Engine:
                 seconds = self.cost.step(served, context, [(new, sequence.computed) for sequence, new in chunks])
             else:
                 seconds = self.cost.decode(served, context)
+            start_s = self.now
             self.now += seconds
+            if chunks and self.on_chunks is not None:
+                self.on_chunks(chunks, start_s, self.now)
             log.end_s.append(self.now)
             log.decodes.append(served - rejoined)
             log.kv_blocks.append(used)
@@ -322,8 +343,10 @@ class Engine:
                 self._count_decodes(served)
                 decoding.advance()
             finished = self._sample(step, chunks)
-        elif not released and not self._preempted:
-            raise self._standstill()
+        elif self.waiting and not released and not self._preempted:
+            if not self.handed:
+                raise self._standstill()
+            self.blocked = True  # until a link has brought away what lies in the head's way
         if self.watch is not None:
             self.watch.done(self, released if config.async_scheduling else finished)
             self.door.reset_wake()  # an observer may count steps for a workload that goes by them
@@ -452,7 +475,7 @@ class Engine:
                 length = prompts[index]
                 if contents is not None and contents[index]:
                     sequence = Sequence(index, length, targets[index])
-                    sequence.segments = pool.segments(contents[index])
+                    self.name_content(sequence)
             hits = lying = 0
             if sequence is not None and sequence.segments:
                 hits, lying = pool.look_up(sequence, tick)

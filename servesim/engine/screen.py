@@ -16,10 +16,12 @@ class Screen:
     `may_refuse` tells whether there is any request that can never be served.
     """
 
-    def __init__(self, config: EngineConfig, requests: Requests) -> None:
+    def __init__(self, config: EngineConfig, requests: Requests, targets: array[int] | None = None) -> None:
         self._config = config
         self.targets = requests.output_tokens
-        if config.max_model_len is not None:
+        if targets is not None:
+            self.targets = targets
+        elif config.max_model_len is not None:
             longest = config.max_model_len
             asked = zip(requests.prompt_tokens, requests.output_tokens, strict=True)
             self.targets = array("q", [min(output, longest - prompt) for prompt, output in asked])

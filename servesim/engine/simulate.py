@@ -74,7 +74,7 @@ def run_workload(
         horizon_s = seconds(positive=True)(horizon_s, "horizon_s")
     config = {**server.describe(), **spec.as_dict(), "horizon_s": horizon_s}
     cost = server.cost()
-    engine = Engine(server.config, cost, _arriving(workload or build_workload(spec, notes), cost), observer=observer)
+    engine = Engine(server.config, cost, arriving(workload or build_workload(spec, notes), cost), observer=observer)
     stopped = _advance(engine, math.inf if horizon_s is None else horizon_s, watch)
     run = engine.run(config)
     run.partial = stopped
@@ -90,7 +90,7 @@ def run_workload(
     return run
 
 
-def _arriving(workload: Workload, cost: CostModel) -> Workload:
+def arriving(workload: Workload, cost: CostModel) -> Workload:
     """Return the workload as the engine sees it: later than it was sent, where the cost model knows by how much."""
     delay_s: float = getattr(cost, "ingest_s", 0.0)
     return Delayed(workload, delay_s) if delay_s else workload

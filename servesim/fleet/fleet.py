@@ -93,7 +93,7 @@ class Fleet:
             if bound < min(at, until):
                 replica = self._replicas[heappop(self._bounds)[1]]
                 limit = min(at, until, self._least_bound()) if self._reactive else min(at, until)
-                self._run(replica, max(limit, math.nextafter(replica.engine.now, math.inf)))
+                self._run(replica, max(limit, math.nextafter(bound, math.inf)))
                 continue
             if at >= until or at == math.inf:
                 break

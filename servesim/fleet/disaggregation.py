@@ -1,0 +1,272 @@
+"""Prefill and decode apart: one pool of engines computes prompts, another generates, a link carries the KV.
+
+A prefill engine computes the prompt and the first token. The prompt's KV (`prompt tokens x KV bytes per token`; the
+first token has none yet) crosses the link; the source's blocks are free once it has arrived. What the decode engine
+has in its prefix cache does not cross. Then the request queues at the decode engine, and its client receives the first
+token at the start of the step that admits it there:
+
+    TTFT = prefill queue + prefill + wait for the link + transfer + decode admission
+
+No token is computed twice, unless the decode engine preempts: it then recomputes by itself. The decode engine is
+chosen when the prompt is done.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence as Listing
+from typing import Any
+
+from servesim.engine.closing import close_records
+from servesim.engine.laws import Facts, broken_laws
+from servesim.engine.screen import Screen
+from servesim.engine.sequence import Sequence
+from servesim.fleet.fleet import Fleet, Kind
+from servesim.fleet.link import Link
+from servesim.fleet.merge import add_totals, figures_of, merge_logs
+from servesim.fleet.replica import Replica
+from servesim.fleet.router import ROUTERS
+from servesim.records import Outcome, Records, Run, StepLog
+from servesim.workload.workload import Workload
+
+FIRST_TOKEN = -2
+"""Stands for the time of a first token in `Records.pieces` until the run is closed: it is not the end of a step."""
+
+
+class Disaggregation(Fleet):
+    """Prefill replicas and decode replicas. `records` are those of the client; `prefill_end_s`, `transfer_end_s` and
+    `decode_start_s` are columns of their own, NaN where a request did not get so far."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        prefill: Listing[Kind],
+        decode: Listing[Kind],
+        link: Link,
+        *,
+        kv_bytes_per_token: float,
+        layers: int = 1,
+        router: str = "least-loaded",
+        seed: int = 7,
+    ) -> None:
+        size = len(workload.requests)
+        self.link = link
+        self.kv_bytes_per_token = kv_bytes_per_token
+        self.layers = layers
+        self.prefill_end_s = array("d", [math.nan]) * size
+        self.transfer_end_s = array("d", [math.nan]) * size
+        self._client_records = Records(size)
+        self._crossed: dict[int, tuple[Replica, int, int, float]] = {}  # (to, promised, tokens sent, when arrived)
+        super().__init__(workload, prefill, router=router, seed=seed)
+        self._reactive = True  # what one engine finishes arrives at another
+        one = Screen(prefill[0].config, workload.requests, targets=array("q", [1]) * size)
+        for replica in self.replicas:
+            replica.engine.limit_to(one)
+            replica.engine.hand_over = self._hand_over_of(replica)
+            if link.overlap != "none":
+                replica.engine.on_chunks = self._chunks_of(replica)
+        self.decode_homes = array("i", [0]) * size
+        self.decoders = self.add_replicas(decode, self._client_records, self._hear_decoder)
+        self._decode_router = ROUTERS[router](self.decoders, workload.requests, seed)
+        self._screen = self.decoders[0].engine.screen
+
+    # Requests, from the door to the decode engine
+
+    def receive(self, index: int) -> None:
+        requests = self.workload.requests
+        prompt = requests.prompt_tokens[index]
+        refusal = self._screen.refusal(prompt, prompt + self._screen.targets[index])
+        if refusal is None:
+            super().receive(index)
+            return
+        self._client_records.outcome[index] = Outcome.REJECTED
+        self._client_records.reason[index] = refusal
+        self._client_records.sent_s[index] = self._client_records.planned_s[index] = requests.arrival_s[index]
+        self.workload.finished(index, requests.arrival_s[index], refusal)
+
+    def _hear(self, replica: Replica, index: int, at: float, error: str | None) -> bool:
+        """Hear of a prompt that is done, or of a request that ended before that."""
+        if error is not None:
+            return super()._hear(replica, index, at, error)
+        self.at(at, self._count_off, replica)
+        replica.engine.stop()
+        return False
+
+    def _hear_decoder(self, replica: Replica, index: int, at: float, error: str | None) -> bool:
+        return super()._hear(replica, index, at, error)
+
+    def _hand_over_of(self, replica: Replica) -> Any:
+        def hand_over(sequence: Sequence) -> None:
+            self.at(replica.engine.now, self._prompt_done, replica, sequence, replica.engine.now)
+
+        return hand_over
+
+    def _chunks_of(self, replica: Replica) -> Any:
+        def on_chunks(chunks: Listing[tuple[Sequence, int]], start_s: float, end_s: float) -> None:
+            for sequence, tokens in chunks:
+                if sequence.computed > sequence.high_water - tokens:
+                    self.at(end_s, self._send_chunk, replica, sequence, sequence.computed, start_s, end_s)
+            replica.engine.stop()
+
+        return on_chunks
+
+    def _target_of(self, sequence: Sequence, at: float) -> tuple[Replica, int]:
+        """Choose where `sequence` will decode; return also how many of its tokens are there already."""
+        if self._decode_router.looks_inside:
+            for replica in self.decoders:
+                self.bring_to(replica, at)
+        target = self._decode_router.choose(sequence.index)
+        self._counter += 1
+        target.in_flight += 1
+        target.sent += 1
+        target.last_sent = self._counter
+        promised = 0
+        if target.engine.config.prefix_caching:
+            self.bring_to(target, at)
+            promised = target.engine.cached_tokens(self._arriving(sequence))
+        return target, promised
+
+    def _arriving(self, sequence: Sequence) -> Sequence:
+        """Return `sequence` as a decode engine meets it: its prompt and its first token are known."""
+        arriving = Sequence(sequence.index, sequence.prompt, self._screen.targets[sequence.index])
+        arriving.outputs = 1
+        arriving.received = sequence.prompt
+        return arriving
+
+    def _send_chunk(self, source: Replica, sequence: Sequence, computed: int, start_s: float, end_s: float) -> None:
+        index = sequence.index
+        if index in self._crossed:
+            target, promised, sent, arrived_s = self._crossed[index]
+        else:
+            (target, promised), arrived_s = self._target_of(sequence, end_s), 0.0
+            sent = promised
+        if computed > sent:
+            size = round((computed - sent) * self.kv_bytes_per_token)
+            ready_s, last_s = end_s, 0.0
+            if self.link.overlap == "layer":
+                ready_s = start_s + (end_s - start_s) / self.layers
+                last_s = end_s + size / self.layers / self.link.bytes_per_s
+            arrived_s = self.link.carry(source.number, target.number, size, ready_s, last_s)
+            sent = computed
+        self._crossed[index] = target, promised, sent, arrived_s
+
+    def _prompt_done(self, source: Replica, sequence: Sequence, at: float) -> None:
+        index = sequence.index
+        self.prefill_end_s[index] = at
+        if index in self._crossed:
+            target, promised, sent, arrived_s = self._crossed.pop(index)
+            arrived_s = max(arrived_s, at)
+        else:
+            target, promised = self._target_of(sequence, at)
+            sent, arrived_s = promised, at
+        if sent < sequence.prompt:
+            size = round((sequence.prompt - sent) * self.kv_bytes_per_token)
+            arrived_s = self.link.carry(source.number, target.number, size, at)
+        source.engine.door.free_at(arrived_s, sequence)
+        self.reschedule(source)
+        self.at(arrived_s, self._arrive, sequence, target, promised, arrived_s)
+
+    def _arrive(self, sequence: Sequence, target: Replica, promised: int, at: float) -> None:
+        index = sequence.index
+        self.transfer_end_s[index] = at
+        arriving = self._arriving(sequence)
+        arriving.promised = promised
+        target.engine.name_content(arriving)
+        target.engine.incoming[index] = arriving
+        self._client_records.pieces[index] = [(FIRST_TOKEN, FIRST_TOKEN)]
+        self._client_records.first[index] = self._client_records.last[index] = FIRST_TOKEN
+        self.decode_homes[index] = target.number
+        target.send(at, index)
+        self.reschedule(target)
+
+    # The end
+
+    def run(self, config: dict[str, Any] | None = None) -> Run:
+        for replica in [*self.replicas, *self.decoders]:
+            replica.engine.until = self.until
+            replica.engine.drain()
+        requests, prompts, records = self.workload.requests, self.records, self._client_records
+        prefill_log = merge_logs(self.replicas, self.homes, prompts)
+        decode_log = merge_logs(self.decoders, self.decode_homes, records)
+        engines = [replica.engine for replica in self.replicas]
+        live = {index for engine in engines for index in engine.live_indices()}
+        close_records(prompts, self.workload, requests.output_tokens, live | self._gone_on())
+        violations = broken_laws(Facts(engines, requests, prompts, prefill_log, apart=True))
+        decode_start_s = records.admitted_s
+        self._take_over(prompts, records)
+        close_records(records, self.workload, self._screen.targets, set())
+        for column in ("planned_s", "sent_s"):
+            refused = getattr(records, column)  # those whom nobody but the door has seen
+            sent = (own if own == own else mine for own, mine in zip(getattr(prompts, column), refused, strict=True))
+            setattr(records, column, array("d", sent))
+        engines = [replica.engine for replica in self.decoders]
+        violations += broken_laws(Facts(engines, requests, records, decode_log, apart=True))
+        log = StepLog()
+        offset = len(decode_log)
+        for part in (decode_log, prefill_log):
+            log.starts[len(log)] = 0.0
+            log.starts.update((len(log) + step, start_s) for step, start_s in part.starts.items())
+            log.decodes.extend(part.decodes)
+            log.prefill_tokens.extend(part.prefill_tokens)
+            log.kv_blocks.extend(part.kv_blocks)
+            log.end_s.extend(part.end_s)
+        times = log.end_s[:]
+        for index, start_s in enumerate(decode_start_s):
+            if records.first[index] == FIRST_TOKEN:
+                self._place_first_token(records, index, start_s, times)
+        everyone = [*self.replicas, *self.decoders]
+        figures = [figures_of(replica) for replica in everyone]
+        for number, figure in enumerate(figures):
+            figure["role"] = "prefill" if number < len(self.replicas) else "decode"
+        assert offset <= len(times)
+        return Run(
+            source="simulated",
+            requests=requests,
+            records=records,
+            times=times,
+            config=config or {},
+            steps=log,
+            engine=add_totals(everyone),
+            replicas=figures,
+            stages={
+                "prefill_end_s": self.prefill_end_s,
+                "transfer_end_s": self.transfer_end_s,
+                "decode_start_s": decode_start_s,
+            },
+            link={"moved_bytes": self.link.moved_bytes, "busy_s": self.link.busy_s},
+            violations=violations,
+        )
+
+    def _gone_on(self) -> set[int]:
+        return {index for index, end_s in enumerate(self.prefill_end_s) if end_s == end_s}
+
+    @staticmethod
+    def _place_first_token(records: Records, index: int, start_s: float, times: array[float]) -> None:
+        """Give the first token, handed out at the start of the step that admits the request, a time of its own."""
+        pieces = records.pieces.pop(index, [(FIRST_TOKEN, FIRST_TOKEN)])
+        if start_s != start_s:  # not admitted yet
+            records.first[index] = records.last[index] = -1
+            records.output_tokens[index] = 0
+            return
+        at = len(times)
+        times.append(start_s)
+        pieces[0] = (at, at)
+        records.first[index] = at
+        records.last[index] = pieces[-1][1] if len(pieces) > 1 else at
+        if len(pieces) > 1:
+            records.pieces[index] = pieces
+
+    @staticmethod
+    def _take_over(prompts: Records, records: Records) -> None:
+        """Bring what the prefill engines know of the requests into the client's records."""
+        records.admitted_s = prompts.admitted_s
+        records.cached_tokens = prompts.cached_tokens
+        for index, outcome in enumerate(prompts.outcome):
+            if outcome in (Outcome.FAILED, Outcome.REJECTED) and records.outcome[index] == Outcome.UNFINISHED:
+                records.outcome[index] = outcome
+        records.reason.update(
+            (index, reason) for index, reason in prompts.reason.items() if index not in records.reason
+        )
+        for index, spans in prompts.preempted.items():
+            records.preempted[index] = spans + records.preempted.get(index, [])
