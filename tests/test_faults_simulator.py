@@ -362,6 +362,23 @@ class WorkloadFaults(unittest.TestCase):
         self.assertEqual((said.code, said.out), (2, ""))
         self.assertEqual(said.err, "error: t.jsonl:2: output_tokens is 0, must be 1 or more\n")
 
+    def test_failed_rows_of_burstgpt_are_left_out_and_counted(self) -> None:
+        path = self.folder / "burst.csv"
+        head = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+        path.write_text(head + "".join(f"{i},ChatGPT,40,{n},{40 + n},API log\n" for i, n in enumerate((5, 0, 7, 0))))
+        said = servesim("simulate", "--trace", str(path), "--json")
+        self.assertIn("2 failed requests", said.err)
+        got = json.loads(said.out)
+        self.assertEqual((got["requests"]["offered"], got["tokens"]["output"]), (2, 12))
+
+    def test_a_closed_loop_is_replayed_at_the_times_at_which_it_was_sent(self) -> None:
+        saved = str(self.folder / "run.jsonl")
+        load = ("--concurrency", "4", "--requests", "30", "--max-num-seqs", "2")
+        first = json.loads(servesim("simulate", *load, "--quiet", "--json", "--save", saved).out)
+        again = self.document("simulate", "--trace", saved, "--max-num-seqs", "2")
+        for name in ("requests", "tokens", "duration_s", "ttft_ms", "itl_ms", "e2e_ms", "queue_ms", "engine"):
+            self.assertEqual(again[name], first[name])
+
     def test_a_hundred_and_one_requests_over_seven_clients_are_a_hundred_and_one(self) -> None:
         run = simulate(requests=101, concurrency=7, prompt_tokens="20", output_tokens="3")
         self.assertEqual(summarize(run).requests.completed, 101)
