@@ -140,6 +140,8 @@ class EngineTotals:
     hit_tokens: int = 0
     computed_tokens: int = 0  # all tokens that steps computed
     recomputed_tokens: int = 0  # of those, tokens that had been computed before a preemption
+    drafted_tokens: int = 0  # speculative decoding
+    accepted_tokens: int = 0  # of those, the ones that became output
     saved_tokens: int = 0  # tokens that the prefix cache spared from ever being computed
 
 

@@ -47,6 +47,9 @@ class EngineConfig:
     client_timeout_s: float | None = None
     policy: str = "fcfs"  # a key of engine.policy.POLICIES
     rules: str = "vllm-0.32"  # a key of RULES
+    spec_tokens: int = 0  # speculative decoding: drafted tokens per step
+    acceptance: tuple[float, ...] = ()  # of a drafted token: one probability, or one per position
+    seed: int = 7  # of what the engine draws: how many drafted tokens are accepted
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"):

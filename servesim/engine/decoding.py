@@ -69,13 +69,21 @@ class Decoding:
         self.context -= sequence.computed
         self._unfile(sequence)
 
+    def leap(self, sequence: Sequence, tokens: int) -> None:
+        """Let a sequence have `tokens` more than the others in the step that was just counted."""
+        self._move(sequence, -tokens)
+
     def hold_back(self, sequence: Sequence) -> None:
         """Leave a sequence out of a step that the others take: they all advance, and it is put back by a tick."""
+        self._move(sequence, 1)
+
+    def _move(self, sequence: Sequence, ticks: int) -> None:
+        """Put a sequence back by so many ticks of the clock."""
         self.needs[-sequence.base % self.block_size] -= 1
         self._unfile(sequence)
-        sequence.base -= 1
-        sequence.finish_tick += 1
-        self.context -= 1
+        sequence.base -= ticks
+        sequence.finish_tick += ticks
+        self.context -= ticks
         self.needs[-sequence.base % self.block_size] += 1
         self.buckets.setdefault(sequence.finish_tick, []).append(sequence)
 

@@ -33,6 +33,7 @@ from servesim.engine.observation import Observation, StepWatch
 from servesim.engine.policy import POLICIES, waiting_queue
 from servesim.engine.screen import Screen
 from servesim.engine.sequence import DECODE, ENDED, PREFILL, WAITING, Sequence
+from servesim.engine.speculation import Speculation
 from servesim.errors import RunError
 from servesim.records import EngineTotals, Outcome, Records, Run, StepLog
 from servesim.workload.workload import Workload
@@ -97,6 +98,9 @@ class Engine:
             key_lag=int(config.async_scheduling),
             holders=self.holders,
         )
+        self.speculation: Speculation | None = None
+        if config.spec_tokens:
+            self.speculation = Speculation(config.spec_tokens, config.acceptance, config.seed)
         self.door = Door(self)
         # Prefill and decode apart: what is left to a link to bring away, and what a link has brought.
         self.hand_over: Callable[[Sequence], None] | None = None
@@ -133,6 +137,7 @@ class Engine:
                 or self.stalled
                 or (self.waiting and not self.blocked)
                 or self.watch is not None
+                or self.speculation is not None
                 or not self._steady(min(self.until, door.wake))
             ):
                 self._step()
@@ -303,7 +308,10 @@ class Engine:
             threshold = 0
         budget = config.max_num_batched_tokens
         chunks: list[Chunk] = []
-        rejoined = 0
+        rejoined = drafted = 0
+        if self.speculation is not None and decoding.count:
+            drafted = min(self.speculation.tokens, budget // decoding.count - 1)  # for each decoding sequence
+            budget -= drafted * decoding.count
         self._preempted = []
 
         if self._plan(chunks, budget, threshold) or (self._drops_the_youngest and self._shed(chunks, budget, step)):
@@ -327,9 +335,12 @@ class Engine:
             self._release(released)
         finished: list[Sequence] = []
         if served or chunks:
-            if chunks:
+            if chunks or drafted:
                 self._log_chunks(step, chunks)
-                seconds = self.cost.step(served, context, [(new, sequence.computed) for sequence, new in chunks])
+                work = [(new, sequence.computed) for sequence, new in chunks]
+                if drafted and served:
+                    work.append((drafted * served, 0))  # they see the KV that the sequences read anyway
+                seconds = self.cost.step(served, context, work)
             else:
                 seconds = self.cost.decode(served, context)
             start_s = self.now
@@ -342,6 +353,8 @@ class Engine:
             if served:
                 self._count_decodes(served)
                 decoding.advance()
+                if drafted:
+                    self._verify(drafted)
             finished = self._sample(step, chunks)
         elif self.waiting and not released and not self._preempted:
             if not self.handed:
@@ -578,12 +591,33 @@ class Engine:
             if after > high_water:
                 sequence.high_water = after
         log, totals = self.log.prefill_tokens, self.totals
+        if not chunks:
+            return
         if len(log) < step:
             log.frombytes(bytes(log.itemsize * (step - len(log))))
         log.append(total)
         totals.scheduled += len(chunks)
         totals.computed_tokens += total
         totals.recomputed_tokens += recomputed
+
+    def _verify(self, drafted: int) -> None:
+        """Give every sequence that decoded in this step the drafted tokens that are accepted."""
+        decoding, pool, size, totals = self.decoding, self.pool, self.config.block_size, self.totals
+        assert self.speculation is not None
+        self._unordered = True
+        for sequence in self.running.values():
+            if sequence.state != DECODE or sequence in self.stalled:
+                continue
+            totals.drafted_tokens += drafted
+            accepted = min(self.speculation.accepted(drafted), sequence.finish_tick - decoding.tick)
+            computed = sequence.base + decoding.tick
+            room = -computed % size + pool.free * size
+            accepted = min(accepted, room)
+            if accepted:
+                pool.take(-(-(computed + accepted) // size) + -computed // size)
+                decoding.leap(sequence, accepted)
+                totals.accepted_tokens += accepted
+                totals.computed_tokens += accepted
 
     def _sample(self, step: int, chunks: list[Chunk]) -> list[Sequence]:
         """Let every sequence whose `computed` reached its `length` have its token; return those that are finished."""
