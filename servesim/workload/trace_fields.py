@@ -134,7 +134,7 @@ def _name(row: Row, field: str) -> str:
 def _hash_chain(row: Row, prompt_tokens: int) -> tuple[list[int], int]:
     block_tokens = _whole(row, "hash_block_tokens", 1, MAX_TOKENS)
     hash_ids = row["hash_ids"]
-    if not isinstance(hash_ids, list) or not all(type(hash_id) is int for hash_id in hash_ids):
+    if not isinstance(hash_ids, list) or not {*map(type, hash_ids)} <= {int}:
         raise InputError(f"hash_ids is {shown(hash_ids)}, must be a list of whole numbers")
     if len(hash_ids) > -(-prompt_tokens // block_tokens):
         raise InputError(

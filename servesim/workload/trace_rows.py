@@ -55,7 +55,8 @@ class TraceRows:
         # What few rows or all of them have: row -> value.
         self._content: dict[int, Content] = {}
         self._explicit: set[int] = set()  # rows that say themselves all that they share
-        self._leaf: dict[int, tuple[int, int]] = {}  # last node of the chain of hashes, tokens that it knows
+        self._leaf: dict[int, int] = {}  # last node of the chain of hashes
+        self._hashed_tokens: dict[int, int] = {}  # tokens that it knows
         self._session: dict[int, tuple[str, int]] = {}
         self._think_s: dict[int, float] = {}
         self._priority: dict[int, int] = {}
@@ -163,7 +164,8 @@ class TraceRows:
             self._content[row] = self._interned.setdefault(content, content)
         if extras.chain is not None:
             hash_ids, block_tokens = extras.chain
-            self._leaf[row] = (self._chains.add(hash_ids, block_tokens), len(hash_ids) * block_tokens)
+            self._leaf[row] = self._chains.add(hash_ids, block_tokens)
+            self._hashed_tokens[row] = len(hash_ids) * block_tokens
         if extras.think_s:
             self._think_s[row] = extras.think_s
         if extras.priority:
@@ -214,8 +216,8 @@ class TraceRows:
         contents: list[Content] = [self._content.get(row, ()) for row in order]
         if self._leaf:
             known = [index for index, row in enumerate(order) if row in self._leaf]
-            leaves = [self._leaf[order[index]][0] for index in known]
-            ends = [min(self._leaf[order[index]][1], requests.prompt_tokens[index]) for index in known]
+            leaves = [self._leaf[order[index]] for index in known]
+            ends = [min(self._hashed_tokens[order[index]], requests.prompt_tokens[index]) for index in known]
             for index, content in zip(known, self._chains.contents(leaves, ends, self._streams), strict=True):
                 contents[index] = content
         if self._session:

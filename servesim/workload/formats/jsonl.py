@@ -23,7 +23,8 @@ def no_constant(text: str) -> float:
     raise InputError(f"{text} is no JSON, numbers must be finite")
 
 
-_decode = json.JSONDecoder(parse_constant=no_constant).decode
+_decoder = json.JSONDecoder(parse_constant=no_constant)
+_decode, _begin = _decoder.decode, _decoder.raw_decode
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> Object:
@@ -43,7 +44,7 @@ def parse_json_line(text: str, *, unique: bool = False) -> Object:
     `unique` refuses a key that is given twice, for rows that people write by hand.
     """
     try:
-        row = _decode_unique(text) if unique else _decode(text)
+        row = _decode_unique(text) if unique else _decode_line(text)
     except json.JSONDecodeError as error:
         raise InputError(f"{json_fault(error)} at column {error.colno}") from None
     except RecursionError:
@@ -53,6 +54,15 @@ def parse_json_line(text: str, *, unique: bool = False) -> Object:
     if not isinstance(row, dict):
         raise InputError(f"not a row: {shown(row)}, must be an object with its fields")
     return row
+
+
+def _decode_line(text: str) -> Any:
+    """Decode a line without asking a regular expression where its blanks are; most begin and end with none."""
+    if text.startswith("{"):
+        row, end = _begin(text)
+        if text[end:] in ("\n", ""):
+            return row
+    return _decode(text)
 
 
 def json_objects(file: TraceFile, *, unique: bool = False) -> Iterator[tuple[int, Object | InputError]]:
