@@ -12,6 +12,7 @@ draft that would need a block that is not there is cut.
 
 from __future__ import annotations
 
+import math
 from itertools import accumulate
 from operator import mul
 
@@ -41,7 +42,7 @@ class Speculation:
         >>> round(Speculation(3, (0.5,), 7).expected_length(), 3)
         1.875
         """
-        return 1.0 + sum(self._reach)
+        return 1.0 + math.fsum(self._reach)
 
     def accepted(self, drafted: int) -> int:
         """Draw how many of `drafted` tokens are accepted."""
