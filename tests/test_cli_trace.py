@@ -212,6 +212,26 @@ class WritingTest(TraceCase):
         self.assertAlmostEqual(after.gap_variation or 0.0, before.gap_variation, places=9)
 
 
+class ReplayTest(TraceCase):
+    def test_sweep_reads_standard_input_for_every_row(self) -> None:
+        path = SAMPLES / "mooncake.jsonl"
+        argv = ("sweep", "--concurrency", "1,2", "--json")
+        with mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(path.read_bytes()))):
+            piped = servesim(*argv, "--trace", "-")
+        self.assertEqual(piped.code, 0)
+        self.assertIn("note: stdin: mooncake, 4 requests", piped.err)
+        document, expected = json.loads(piped.out), json.loads(servesim(*argv, "--trace", str(path)).out)
+        self.assertEqual((document["rows"], document["config"]["trace"]), (expected["rows"], "-"))
+
+    def test_a_saved_run_is_its_own_configuration_and_its_own_trace(self) -> None:
+        run, first, again = (str(self.folder / name) for name in ("run.jsonl", "first.json", "again.json"))
+        load = ("--rate", "3", "--requests", "50", "--hardware", "l4-24gb", "--prefix-caching")
+        self.assertEqual(servesim("simulate", *load, "--save", run, "--json", "-o", first).code, 0)
+        self.assertEqual(servesim("simulate", "--config", run, "--trace", run, "--json", "-o", again).code, 0)
+        before, after = (json.loads(Path(name).read_text()) for name in (first, again))
+        self.assertEqual({**before, "config": None}, {**after, "config": None})
+
+
 class RefusalTest(TraceCase):
     def test_what_cannot_be_done_is_one_line_and_exit_2(self) -> None:
         burst = str(ROOT / "fixtures" / "burst.jsonl")
@@ -244,6 +264,13 @@ class RefusalTest(TraceCase):
             with self.subTest(argv=argv):
                 said = servesim("trace", *argv, "--quiet")
                 self.assertEqual((said.code, said.out, said.err), (2, "", f"error: {message}\n"))
+
+    def test_standard_input_that_was_read_is_not_read_again(self) -> None:
+        with mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(b""))):
+            sys.stdin.close()
+            said = servesim("trace", "describe", "-")
+        self.assertEqual(said.code, 2)
+        self.assertIn("cannot read a trace from standard input", said.err)
 
     def test_a_result_that_cannot_be_written_is_exit_1(self) -> None:
         said = servesim("trace", "convert", str(SAMPLES / "mooncake.jsonl"), "-o", str(self.folder / "no" / "x"))

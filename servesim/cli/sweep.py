@@ -19,6 +19,7 @@ from servesim.report.scan import scan_json, scan_text
 from servesim.report.sweep import sweep_text
 from servesim.summary import Summary
 from servesim.workload.build import load_requests
+from servesim.workload.trace_file import kept_trace
 
 EXAMPLES = (
     "servesim sweep --concurrency 1,8,32,128,256",
@@ -55,8 +56,8 @@ def run(argv: Sequence[str]) -> int:
     console = Console(quiet=values.get("quiet", False))
     axes = _axes(parser, values)
     points = grid(axes)
-    cells = [_cell(values | point) for point in points]
-    with result_to(values.get("output")) as write:
+    with result_to(values.get("output")) as write, kept_trace(values.get("trace")) as trace:
+        cells = [_cell(values | point | {"trace": trace}) for point in points]
         for note in _notes(cells):
             console.note(note)
         summaries = _run(cells, values.get("jobs", 1), console)
@@ -145,7 +146,12 @@ def _report(
 def _config(values: dict[str, Any], axes: dict[str, list[Any]], first: Cell) -> dict[str, Any]:
     """Return the configuration of the whole grid: lists where it is swept, unknown where rows differ in a default."""
     server = build_server(first.server)
-    config = {**server.describe(), **first.workload.as_dict(), "horizon_s": first.horizon_s}
+    config = {
+        **server.describe(),
+        **first.workload.as_dict(),
+        "trace": values.get("trace"),
+        "horizon_s": first.horizon_s,
+    }
     if any(key in config and key not in first.workload.as_dict() for key in axes):
         config |= {key: None for key in (*DECIDED, "num_blocks") if key not in values}
     config |= {key: items if len(items) > 1 else items[0] for key, items in axes.items()}

@@ -9,10 +9,12 @@ import codecs
 import gzip
 import io
 import os
+import shutil
 import sys
+import tempfile
 import zlib
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -24,6 +26,19 @@ PIECE_BYTES = 2**18
 STDIN = "-"
 
 
+@contextmanager
+def kept_trace(path: str | None) -> Iterator[str | None]:
+    """Give a path that can be read as often as it is wanted: that of a copy, where `path` is standard input."""
+    if path != STDIN or sys.stdin is None:
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="servesim-") as folder:
+        copy = os.path.join(folder, "stdin")
+        with open(copy, "wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+        yield copy
+
+
 class TraceFile:
     """An open trace: `name` for messages, `head` to recognise its format by, `lines` (or `pieces`) to be read once.
 
@@ -33,6 +48,8 @@ class TraceFile:
     def __init__(self, path: str) -> None:
         self.name = "stdin" if path == STDIN else os.path.basename(path) or path
         self._stack = ExitStack()
+        if path == STDIN and (sys.stdin is None or sys.stdin.closed or sys.stdin.buffer.closed):
+            raise InputError("cannot read a trace from standard input: it is closed, or was read already")
         try:
             binary = self._buffered(sys.stdin.buffer if path == STDIN else open(path, "rb"))  # noqa: SIM115
             if binary.peek(2)[:2] == b"\x1f\x8b":
