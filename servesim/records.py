@@ -142,6 +142,7 @@ class EngineTotals:
     recomputed_tokens: int = 0  # of those, tokens that had been computed before a preemption
     drafted_tokens: int = 0  # speculative decoding
     accepted_tokens: int = 0  # of those, the ones that became output
+    fetched_tokens: int = 0  # of `hit_tokens` and resumptions, those that came from a tier below the device's cache
     saved_tokens: int = 0  # tokens that the prefix cache spared from ever being computed
 
 
@@ -166,6 +167,7 @@ class Run:
     warmup: Run | None = None  # measured: requests outside everything, printed apart
     replicas: list[dict[str, Any]] = field(default_factory=list)  # a fleet: what each replica did
     stages: dict[str, array[float]] = field(default_factory=dict)  # prefill and decode apart: columns of times
+    offload: list[dict[str, Any]] = field(default_factory=list)  # KV tiers below the device: what each did
     link: dict[str, Any] | None = None  # prefill and decode apart: what crossed it
 
     def token_times(self, index: int) -> list[float]:

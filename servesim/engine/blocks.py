@@ -30,6 +30,7 @@ from servesim.workload.requests import OPEN_END, Content
 
 if TYPE_CHECKING:
     from servesim.engine.sequence import Sequence
+    from servesim.engine.tiers import Tiers
 
 LAST = 1 << 62
 """An `order` behind every running sequence."""
@@ -57,6 +58,7 @@ class BlockPool:
         "keyless",
         "keyless_to_front",
         "num_blocks",
+        "tiers",
     )
 
     def __init__(
@@ -67,6 +69,7 @@ class BlockPool:
         keyless_to_front: bool = True,
         key_lag: int = 0,
         holders: Callable[[], Iterable[Sequence]] | None = None,
+        tiers: Tiers | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -75,6 +78,7 @@ class BlockPool:
         self.keyless = num_blocks  # free blocks in front of the queue
         self.cached = 0  # free blocks in `_lru`
         self.evictions = 0  # blocks with a key that were taken for new content
+        self.tiers = tiers  # where evicted blocks fall
         self._holders = holders or tuple  # whoever holds blocks
         self._lru: OrderedDict[Extent, None] = OrderedDict()
         self._unhittable: Extent | None = None  # the youngest extent, if nobody can hit it: the next one joins it
@@ -116,10 +120,13 @@ class BlockPool:
                     self._unhittable = None
             extent.size -= taken
             count -= taken
+            chain = extent.chain
+            if chain is not None:
+                chain.evict(extent, taken)
             if extent.keyed:
                 self.evictions += taken
-            if extent.chain is not None:
-                extent.chain.evict(extent, taken)
+                if self.tiers is not None:
+                    self.tiers.fall(None if chain is None or chain.table is not None else chain, taken)
 
     def give(self, count: int, private_keyed: int = 0) -> None:
         """Give back `count` blocks that nobody else holds or can hit, the first `private_keyed` of them with keys."""
@@ -317,11 +324,15 @@ class BlockPool:
                 continue
             if chain.table is None and (first != chain.alive or any(tip is not sequence for tip in chain.tips)):
                 chain.break_up(self._holders())
+                if self.tiers is not None:
+                    self.tiers.forget(chain)
             if chain.table is None:
                 if first > chain.start:
                     chain.leave(first)
                 chain.enter(after)
                 chain.alive = chain.held = after
+                if chain.below is not None and self.tiers is not None and after > chain.below.start:
+                    self.tiers.overtaken(chain)
                 continue
             mine = sequence.singles.setdefault(chain, [])
             for index in range(first, after):

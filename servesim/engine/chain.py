@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from servesim.engine.sequence import Sequence
+    from servesim.engine.tiers import Stretch
 
 
 class Block:
@@ -39,13 +40,14 @@ class Chain:
     deep they hold.
     """
 
-    __slots__ = ("alive", "depths", "extents", "held", "start", "table", "tips")
+    __slots__ = ("alive", "below", "depths", "extents", "held", "start", "table", "tips")
 
     def __init__(self, start: int) -> None:
         self.start = self.alive = self.held = start
         self.depths: dict[int, int] = {}
         self.extents: list[Extent] = []
         self.tips: list[Sequence] = []  # sequences that decode along it
+        self.below: Stretch | None = None  # what the tiers below the cache have of it
         self.table: list[list[Block]] | None = None  # broken up: the blocks with each key, oldest key first
 
     def enter(self, depth: int) -> None:

@@ -34,6 +34,7 @@ def close(engine: Engine, config: dict[str, Any]) -> Run:
         config=config,
         steps=engine.log,
         engine=engine.totals,
+        offload=[] if engine.pool.tiers is None else engine.pool.tiers.describe(),
         violations=broken_laws(Facts([engine], engine.workload.requests, records, engine.log)),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from servesim.engine.tiers import TierConfig
 from servesim.errors import InputError
 
 
@@ -49,6 +50,8 @@ class EngineConfig:
     rules: str = "vllm-0.32"  # a key of RULES
     spec_tokens: int = 0  # speculative decoding: drafted tokens per step
     acceptance: tuple[float, ...] = ()  # of a drafted token: one probability, or one per position
+    kv_tiers: tuple[TierConfig, ...] = ()  # below the device's cache, the nearest first
+    kv_tiers_overlap: bool = False  # a fetch goes on beside the step instead of before it
     seed: int = 7  # of what the engine draws: how many drafted tokens are accepted
 
     def __post_init__(self) -> None:

@@ -34,6 +34,7 @@ from servesim.engine.policy import POLICIES, waiting_queue
 from servesim.engine.screen import Screen
 from servesim.engine.sequence import DECODE, ENDED, PREFILL, WAITING, Sequence
 from servesim.engine.speculation import Speculation
+from servesim.engine.tiers import Tiers
 from servesim.errors import RunError
 from servesim.records import EngineTotals, Outcome, Records, Run, StepLog
 from servesim.workload.workload import Workload
@@ -97,6 +98,7 @@ class Engine:
             keyless_to_front=self.rules.keyless_to_front or not config.prefix_caching,
             key_lag=int(config.async_scheduling),
             holders=self.holders,
+            tiers=Tiers(config.kv_tiers) if config.kv_tiers and config.prefix_caching else None,
         )
         self.speculation: Speculation | None = None
         if config.spec_tokens:
@@ -111,6 +113,7 @@ class Engine:
         self._admitted = 0  # admissions so far: the next sequence's order
         self._unordered = config.long_prefill_token_threshold > 0  # sequences may finish out of their order
         self._preempted: list[Sequence] = []  # in this step
+        self._fetch_s = 0.0  # what this step's fetches from the tiers below take
         self._drops_the_youngest = self.policy.victim is None and not config.prefix_caching and not self._unordered
         self._least_step_s = cost.decode(1, 1)
         self._lone_s: list[float] = []  # seconds of a step of one decoding sequence, by its context
@@ -186,6 +189,7 @@ class Engine:
     def limit_to(self, screen: Screen) -> None:
         """Take other targets than the requests' own, before anything has run."""
         self.screen, self.targets = screen, screen.targets
+        self.waiting = waiting_queue(self.policy, self.workload.requests, self.targets)
 
     def cached_tokens(self, sequence: Sequence) -> int:
         """Return how many tokens of a sequence that is not here yet its prefix cache holds now."""
@@ -343,6 +347,9 @@ class Engine:
                 seconds = self.cost.step(served, context, work)
             else:
                 seconds = self.cost.decode(served, context)
+            if self._fetch_s:
+                seconds = max(seconds, self._fetch_s) if config.kv_tiers_overlap else seconds + self._fetch_s
+                self._fetch_s = 0.0
             start_s = self.now
             self.now += seconds
             if chunks and self.on_chunks is not None:
@@ -492,7 +499,10 @@ class Engine:
             hits = lying = 0
             if sequence is not None and sequence.segments:
                 hits, lying = pool.look_up(sequence, tick)
-            cached = hits * block_size
+            below = 0  # blocks that come back from the tiers below
+            if pool.tiers is not None and sequence is not None and sequence.segments:
+                below = sum(pool.tiers.look_up(sequence, hits, (length - 1) // block_size))
+            cached = (hits + below) * block_size
             if sequence is not None and sequence.received and sequence.state != WAITING:
                 if sequence.outputs == sequence.target:
                     self._hand_out_only_token(sequence)
@@ -533,12 +543,14 @@ class Engine:
                 door.queued_tokens -= length
                 if caching:
                     totals.looked_up_tokens += length
-                    if hits:
-                        records.cached_tokens[index] = hits * block_size
-                        totals.hit_tokens += hits * block_size
+                    if hits or below:
+                        records.cached_tokens[index] = (hits + below) * block_size
+                        totals.hit_tokens += (hits + below) * block_size
                 totals.saved_tokens += cached
             if hits:
                 pool.hold(sequence, hits)
+            if below:
+                self._fetch_s += self._fetch(sequence, hits, (length - 1) // block_size)
             if first <= pool.keyless:
                 pool.keyless -= first
             else:
@@ -550,6 +562,15 @@ class Engine:
                 self.prefilling.append(sequence)
             chunks.append((sequence, tokens))
             budget -= tokens
+
+    def _fetch(self, sequence: Sequence, hits: int, cap: int) -> float:
+        """Bring blocks back from the tiers below; return the seconds that takes."""
+        tiers = self.pool.tiers
+        assert tiers is not None
+        counts = tiers.look_up(sequence, hits, cap)
+        tiers.fetch(sequence, hits, cap)
+        self.totals.fetched_tokens += sum(counts) * self.config.block_size
+        return sum(count * tier.config.block_s for count, tier in zip(counts, tiers.tiers, strict=True))
 
     def _hand_out_only_token(self, sequence: Sequence) -> None:
         """Complete a request that came with its one token: nothing is left to compute."""

@@ -36,8 +36,10 @@ class Facts:
 
 def broken_laws(facts: Facts) -> list[str]:
     """Return a sentence for each law that a run breaks; none, if servesim is right."""
-    checks = (_requests, _tokens, _blocks, _causality, _clock, _little)
-    return [sentence for check in checks if (sentence := check(facts)) is not None]
+    durations_s = facts.log.durations_s()
+    found = [check(facts) for check in (_requests, _tokens, _blocks, _causality)]
+    found += [check(facts, durations_s) for check in (_clock, _little)]
+    return [sentence for sentence in found if sentence is not None]
 
 
 def _requests(facts: Facts) -> str | None:
@@ -92,6 +94,9 @@ def _blocks(facts: Facts) -> str | None:
             return f"law 3, blocks: {pool.used} are in use, the sequences in the engine hold {held}"
         if pool.cached != pool.count_cached():
             return f"law 3, blocks: {pool.cached} cached blocks are counted, {pool.count_cached()} are there"
+        for tier in pool.tiers.tiers if pool.tiers is not None else ():
+            if tier.used != sum(fallen.size for fallen in tier.lru):
+                return f"law 3, blocks: tier {tier.config.name} counts {tier.used} blocks and has others"
     return None
 
 
@@ -111,19 +116,19 @@ def _causality(facts: Facts) -> str | None:
     return None
 
 
-def _clock(facts: Facts) -> str | None:
+def _clock(facts: Facts, durations_s: list[float]) -> str | None:
     """Law 5: time never runs backwards: no step ends before it starts."""
-    if any(map((0.0).__gt__, facts.log.durations_s())):
+    if any(map((0.0).__gt__, durations_s)):
         return "law 5, clock: a step ended before it began"
     return None
 
 
-def _little(facts: Facts) -> str | None:
+def _little(facts: Facts, durations_s: list[float]) -> str | None:
     """Law 10, Little's: the integral of decoding sequences over time = the sum of the times that requests decoded."""
     records, times = facts.records, facts.log.end_s
     if len(times) < 2:
         return None
-    integral = math.fsum(map(mul, facts.log.decodes, facts.log.durations_s()))
+    integral = math.fsum(map(mul, facts.log.decodes, durations_s))
     at = times.__getitem__
     decoded = math.fsum(map(sub, map(at, records.last), map(at, records.first)))
     decoded += math.fsum(times[last] - times[first] for first, last in records.abandoned)
