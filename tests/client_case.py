@@ -7,10 +7,10 @@ from array import array
 from collections.abc import Sequence
 
 from servesim.client.flavour import API_FLAVOURS
-from servesim.client.interrupts import Interrupts
 from servesim.client.loop import Timeouts
 from servesim.client.run import LoadGenerator, Watchers
 from servesim.client.target import Target, parse_target
+from servesim.interrupts import Interrupts
 from servesim.records import Outcome, Run
 from servesim.workload.requests import Requests
 from servesim.workload.workload import ClosedLoop, Workload

@@ -12,12 +12,12 @@ from array import array
 from pathlib import Path
 
 from servesim.client.flavour import API_FLAVOURS
-from servesim.client.interrupts import Interrupts
 from servesim.client.processes import measure_in_processes
 from servesim.client.run import LoadGenerator, Progress, Watchers
 from servesim.client.shares import deal, select
 from servesim.client.target import Target, parse_target
 from servesim.errors import RunError
+from servesim.interrupts import Interrupts
 from servesim.records import Outcome, Run
 from servesim.runfile import RunWriter
 from servesim.runreader import read_run

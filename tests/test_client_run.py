@@ -14,10 +14,10 @@ from pathlib import Path
 from unittest import mock
 
 from servesim.client.flavour import API_FLAVOURS
-from servesim.client.interrupts import Interrupts
 from servesim.client.run import LoadGenerator, Progress, Watchers
 from servesim.client.target import parse_target
 from servesim.errors import RunError
+from servesim.interrupts import Interrupts
 from servesim.latency import Completed
 from servesim.records import Outcome, Run
 from servesim.runfile import RunWriter

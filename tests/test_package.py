@@ -19,6 +19,7 @@ LAYERS = [
     "errors",
     "units",
     "console",
+    "interrupts",
     "catalog",
     "cost",
     "workload",

@@ -106,7 +106,7 @@ class Search(Generic[Result]):
             self.probes.append(probe)
             if self.on_probe is not None:
                 self.on_probe(probe)
-        return self._found()
+        return self.found()
 
     def _next_load(self) -> float | None:
         """Return the load to ask next, None when nothing is left to ask."""
@@ -154,7 +154,8 @@ class Search(Generic[Result]):
         decided = max(answers.count(answer) for answer in Answer) >= needed or len(answers) >= 2 * self.votes
         return None if decided else load
 
-    def _found(self) -> Found[Result]:
+    def found(self) -> Found[Result]:
+        """Return what the probes so far say; `Limit.PROBES` where another one would have been made."""
         met, missed = self._bracket()
         if self._next_load() is not None:
             limit = Limit.PROBES

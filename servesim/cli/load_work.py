@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from servesim.analysis.sweep import Point
 from servesim.cli.load_options import workload_spec
 from servesim.cli.load_plan import Plan
-from servesim.client.interrupts import Interrupts
 from servesim.client.livefile import LiveFile, path_beside
 from servesim.client.measurement import Measurer
 from servesim.client.run import Progress
 from servesim.console import Console
 from servesim.errors import RunError
+from servesim.interrupts import Interrupts
 from servesim.records import Run
 from servesim.summary import Summary, summarize
 
@@ -34,7 +34,7 @@ class Work:
         """Open the first file, then find the server. Raises RunError where one of them cannot be had."""
         path = plan.values.get("save")
         first = None if path is None else LiveFile(path_beside(path, plan.first_label) if plan.first_label else path)
-        interrupts = Interrupts()
+        interrupts = Interrupts(patience=2)  # the second ends what is in flight, the third whatever hangs
         measurer = Measurer(plan.load, plan.given, interrupts=interrupts, waiting=_waiting(console))
         return cls(plan=plan, console=console, interrupts=interrupts, measurer=measurer, first_file=first)
 

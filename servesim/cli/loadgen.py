@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from servesim.analysis.search import Answer, Found, Limit, Probe, Search
+from servesim.analysis.search import Answer, Probe, Search
 from servesim.analysis.sweep import Point, knee
 from servesim.cli.client_options import CLIENT_GROUPS
 from servesim.cli.load_options import workload_spec
@@ -90,7 +90,12 @@ def _rows(work: Work) -> tuple[str, int]:
     runs: list[Run] = []
     summaries: list[Summary] = []
     for point in plan.points:
-        run, summary, _ = work.repeated(point, point_label(point))
+        try:
+            run, summary, _ = work.repeated(point, point_label(point))
+        except KeyboardInterrupt:  # during a warm-up: the rows that are there are worth showing
+            if not runs:
+                raise
+            break
         runs.append(run)
         summaries.append(summary)
         if run.partial:
@@ -119,9 +124,13 @@ def _rows(work: Work) -> tuple[str, int]:
     else:
         text = scan_text(scan) if scan is not None else sweep_text(points, summaries, at)
     _warn(work, summaries, always=True)
+    whole = len(summaries) == len(plan.points) and not runs[-1].partial
+    if not whole:
+        work.console.warn(f"interrupted: {len(summaries):,} of {len(plan.points):,} rows, the last may be partial")
     for warning in () if scan is None else scan.warnings:
         work.console.warn(warning)
-    return text, _code(work, summaries, missed=all(_missed(summary) for summary in summaries))
+    missed = all(_missed(summary) for summary in summaries)
+    return text, max(int(not whole), _code(work, summaries, missed=missed))
 
 
 def _search(work: Work) -> tuple[str, int]:
@@ -159,7 +168,7 @@ def _search(work: Work) -> tuple[str, int]:
     try:
         found = search.run()
     except _StoppedError:
-        partial, found = True, Found(load=None, next_load=None, limit=Limit.PROBES, probes=search.probes)
+        partial, found = True, search.found()
     tried = [(each.load, each.answer.value, each.result[1]) for each in found.probes]
     report = FoundLoad(key=key, load=found.load, next_load=found.next_load, limit=found.limit.value, probes=tried)
     if plan.values.get("json"):

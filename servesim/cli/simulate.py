@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from servesim.cli.interrupt import Interrupt
 from servesim.cli.load_options import HORIZON, SLO, WORKLOAD_GROUPS, slos_of, workload_spec
 from servesim.cli.options import CONFIG, JSON, OUTPUT, QUIET, SAVE, SERVER_GROUPS, TOKEN_TIMES, gather, server_spec
 from servesim.cli.output import result_to
@@ -15,6 +14,7 @@ from servesim.console import Console
 from servesim.engine.server import build_server
 from servesim.engine.simulate import DEFAULT_CONCURRENCY, run_workload
 from servesim.engine.spec import text
+from servesim.interrupts import Interrupts
 from servesim.records import Run
 from servesim.report.documents import summary_document, to_json
 from servesim.report.explain import explain, explain_text
@@ -83,11 +83,11 @@ def _run(values: dict[str, Any], console: Console) -> tuple[Run, Summary]:
     workload = build_workload(spec, notes)
     for note in notes:
         console.note(note)
-    with Interrupt() as interrupt, console.progress("requests", len(workload.requests)) as progress:
+    with Interrupts() as interrupts, console.progress("requests", len(workload.requests)) as progress:
 
         def watch(over: int) -> bool:
             progress.update(over)
-            return interrupt.asked
+            return interrupts.asked
 
         done = run_workload(server, spec, workload=workload, horizon_s=values.get("horizon_s"), watch=watch)
     if values.get("slo"):

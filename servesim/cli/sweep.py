@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from servesim.analysis.sweep import Cell, Point, cells_run, grid, knee
-from servesim.cli.interrupt import Interrupt
 from servesim.cli.load_options import HORIZON, SLO, WORKLOAD_GROUPS, slos_of, workload_spec
 from servesim.cli.options import CONFIG, JOBS, JSON, OUTPUT, QUIET, SERVER_GROUPS, gather, server_spec
 from servesim.cli.output import result_to
@@ -14,6 +13,7 @@ from servesim.cli.parser import Group, Parser
 from servesim.client.scan import AXES, Scan, make_scan
 from servesim.console import Console
 from servesim.engine.server import DECIDED, build_server
+from servesim.interrupts import Interrupts
 from servesim.report.documents import sweep_document, to_json
 from servesim.report.scan import scan_json, scan_text
 from servesim.report.sweep import sweep_text
@@ -106,19 +106,19 @@ def _notes(cells: Sequence[Cell]) -> list[str]:
 def _run(cells: Sequence[Cell], jobs: int, console: Console) -> list[Summary]:
     """Run the cells, as far as the person lets them, with a progress line."""
     summaries: list[Summary] = []
-    with Interrupt() as interrupt, console.progress("rows", len(cells)) as progress:
+    with Interrupts() as interrupts, console.progress("rows", len(cells)) as progress:
 
         def watch(over: int) -> bool:
             progress.update(len(summaries), f"{over:,} requests of this one")
-            return interrupt.asked
+            return interrupts.asked
 
         with cells_run(min(jobs, len(cells)), watch) as run_all:
             for summary in run_all(cells):
-                if interrupt.asked and summary.partial:
+                if interrupts.asked and summary.partial:
                     break
                 summaries.append(summary)
                 progress.update(len(summaries))
-                if interrupt.asked:
+                if interrupts.asked:
                     break
     return summaries
 

@@ -16,7 +16,6 @@ from time import monotonic
 from typing import Any
 
 from servesim.catalog.servers import dialect_of
-from servesim.client.interrupts import Interrupts
 from servesim.client.livefile import LiveFile
 from servesim.client.loop import Timeouts
 from servesim.client.processes import measure_in_processes
@@ -29,6 +28,7 @@ from servesim.client.setup import pick_model, read_setup
 from servesim.client.shares import deal
 from servesim.client.spec import LoadSpec
 from servesim.client.window import gauge_sample, server_window, wanted_names
+from servesim.interrupts import Interrupts
 from servesim.records import Outcome, Records, Run
 from servesim.workload.build import drive, load_requests
 from servesim.workload.requests import Requests
@@ -224,7 +224,7 @@ class Measurer:
             prompts = self._prompts(one)
             payload = self._payload(one, prompts)
             run = self._connected().measure(ClosedLoop(one, 1), payload, config=config, concurrency=1)
-            if self._interrupts.count:
+            if self._interrupts.asked:
                 raise KeyboardInterrupt
             if run.records.outcome[0] == Outcome.COMPLETED and not _guessed(run):
                 prompts.learn(0, run.records.prompt_tokens[0])

@@ -16,11 +16,11 @@ from time import monotonic
 from typing import Any
 
 from servesim.client.health import Health, report_health
-from servesim.client.interrupts import Interrupts
 from servesim.client.requesting import Payload
 from servesim.client.run import LoadGenerator, Progress, Watchers, open_run, warn_of_unfinished
 from servesim.client.shares import Share
 from servesim.errors import RunError
+from servesim.interrupts import Interrupts
 from servesim.records import Records, Run
 from servesim.workload.requests import Requests
 
@@ -78,7 +78,6 @@ def measure_in_processes(
     that it had not filed with it: the run is then partial. Raises RunError when the server cannot be reached.
     """
     watchers, interrupts = watchers or Watchers(), interrupts or Interrupts()
-    pressed_before = interrupts.count
     run = open_run(requests, config)
 
     def work(share: Share, pipe: Connection) -> None:
@@ -91,7 +90,7 @@ def measure_in_processes(
         _start_together(hands)
         if watchers.begun is not None:
             watchers.begun(run)
-        _wait_for(hands, interrupts, pressed_before, watchers, len(requests))
+        _wait_for(hands, interrupts, watchers, len(requests))
     finally:
         for hand in hands:
             if hand.done is None:
@@ -122,9 +121,9 @@ def _start_together(hands: list[_Hand]) -> None:
         hand.pipe.send(start_s)
 
 
-def _wait_for(hands: list[_Hand], interrupts: Interrupts, passed_on: int, watchers: Watchers, total: int) -> None:
-    """Hear the hands out; `passed_on` of the presses are theirs to know already."""
-    open_hands = {hand.pipe: hand for hand in hands}
+def _wait_for(hands: list[_Hand], interrupts: Interrupts, watchers: Watchers, total: int) -> None:
+    """Hear the hands out and pass every press of Ctrl-C on to them."""
+    open_hands, passed_on = {hand.pipe: hand for hand in hands}, 0
     while open_hands:
         for ready in wait(list(open_hands), timeout=0.1):
             hand = open_hands[ready]  # type: ignore[index]
@@ -171,7 +170,7 @@ def _work(
 
     own = Watchers(filed=file, progress=None if watchers.progress is None else pipe.send)
     try:
-        with Interrupts(signal.SIGTERM) as interrupts, make(interrupts) as generator:
+        with Interrupts(patience=2, number=signal.SIGTERM) as interrupts, make(interrupts) as generator:
             run = generator.measure(
                 share, payload, config=config, concurrency=share.concurrency or None, watchers=own, start=start
             )

@@ -20,7 +20,6 @@ from typing import Any
 from servesim.client.connection import Exchange
 from servesim.client.flavour import Flavour
 from servesim.client.health import Health, report_health
-from servesim.client.interrupts import Interrupts
 from servesim.client.loop import Loop, Timeouts
 from servesim.client.opening import describe_failure
 from servesim.client.reading import INTERRUPTED, Reader
@@ -28,6 +27,7 @@ from servesim.client.requesting import Payload, RequestMaker
 from servesim.client.shares import attempts_of
 from servesim.client.target import Target
 from servesim.errors import RunError
+from servesim.interrupts import Interrupts
 from servesim.records import NAN, Outcome, Records, Run
 from servesim.workload.requests import Requests
 from servesim.workload.workload import Workload
@@ -122,7 +122,7 @@ class LoadGenerator:
         still be ahead: several processes begin together). Raises RunError when the server cannot be reached at the
         start; after that, whatever goes wrong is a request's failure.
         """
-        watchers, pressed_before = watchers or Watchers(), self._interrupts.count
+        watchers = watchers or Watchers()
         run = open_run(workload.requests, config)
         size = len(workload.requests)
         self.connect(min(size, OPEN_AT_MOST if concurrency is None else concurrency))
@@ -133,7 +133,7 @@ class LoadGenerator:
             self._loop.think = drive.think
             self._loop.restart_health()
             try:
-                drive.run(self._interrupts, pressed_before, self._grace_s)
+                drive.run(self._interrupts, self._grace_s)
             finally:
                 self._loop.health.end()
         self.health = self._loop.health
@@ -171,28 +171,27 @@ class _Drive:
         """Do what can wait: read answers and file records, then make the next requests' bytes."""
         return self._reader.think(until, self._loop.exchanges()) or self._maker.make_ahead(until)
 
-    def run(self, interrupts: Interrupts, pressed_before: int, grace_s: float) -> None:
+    def run(self, interrupts: Interrupts, grace_s: float) -> None:
         loop, workload, start_s = self._loop, self._workload, self._start_s
         if self._watchers.begun is not None:
             self._watchers.begun(self._run)
         give_up_s = start_s + workload.duration_s + grace_s
         while True:
-            due_s = math.inf if self._stopping else workload.next_due()
             now = monotonic()
+            if interrupts.asked and not self._stopping:
+                give_up_s = min(give_up_s, now + grace_s)
+                self._stopping = self._run.partial = True
+                for exchange in loop.withdraw():
+                    self._give_up(exchange, now)
+            if now >= give_up_s or interrupts.count > 1:
+                break
+            due_s = math.inf if self._stopping else workload.next_due()
             if due_s <= now - start_s:
                 self._submit(now - start_s)
             elif due_s == math.inf and not loop.in_flight and not loop.unsent:
                 break
             for exchange in loop.turn(start_s + due_s):
                 self._over(exchange)
-            presses = interrupts.count - pressed_before
-            if presses and not self._stopping:
-                give_up_s = min(give_up_s, now + grace_s)
-                self._stopping = self._run.partial = True
-                for exchange in loop.withdraw():
-                    self._give_up(exchange, now)
-            if now >= give_up_s or presses > 1:
-                break
             if now >= self._progress_at:
                 self._tell(now)
         for exchange in loop.abandon(INTERRUPTED):
