@@ -167,6 +167,7 @@ class Run:
     warmup: Run | None = None  # measured: requests outside everything, printed apart
     replicas: list[dict[str, Any]] = field(default_factory=list)  # a fleet: what each replica did
     stages: dict[str, array[float]] = field(default_factory=dict)  # prefill and decode apart: columns of times
+    scaling: dict[str, Any] | None = None  # a fleet that grows and shrinks: when each replica was there
     offload: list[dict[str, Any]] = field(default_factory=list)  # KV tiers below the device: what each did
     link: dict[str, Any] | None = None  # prefill and decode apart: what crossed it
 

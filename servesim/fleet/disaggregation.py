@@ -89,7 +89,7 @@ class Disaggregation(Fleet):
         """Hear of a prompt that is done, or of a request that ended before that."""
         if error is not None:
             return super()._hear(replica, index, at, error)
-        self.at(at, self._count_off, replica)
+        self.at(at, self.count_off, replica)
         replica.engine.stop()
         return False
 

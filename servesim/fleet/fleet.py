@@ -174,7 +174,7 @@ class Fleet:
 
     def _hear(self, replica: Replica, index: int, at: float, error: str | None) -> bool:
         """Hear that a request is over; return whether its client comes back."""
-        self.at(at, self._count_off, replica)
+        self.at(at, self.count_off, replica)
         comes_back = self.workload.finished(index, at, error)
         if error is not None:  # it was the engine's door that found out, which may let in more at once
             if self.workload.next_due() <= replica.engine.now:
@@ -183,8 +183,8 @@ class Fleet:
             replica.engine.stop()
         return comes_back
 
-    @staticmethod
-    def _count_off(replica: Replica) -> None:
+    def count_off(self, replica: Replica) -> None:
+        """Hear that a replica has one request less in flight."""
         replica.in_flight -= 1
 
     def run(self, config: dict[str, Any] | None = None) -> Run:
