@@ -82,7 +82,7 @@ class BlockPool:
         self._holders = holders or tuple  # whoever holds blocks
         self._lru: OrderedDict[Extent, None] = OrderedDict()
         self._unhittable: Extent | None = None  # the youngest extent, if nobody can hit it: the next one joins it
-        self._chains: dict[int, Chain] = {}
+        self._chains: dict[int | tuple[int, str], Chain] = {}
 
     @property
     def free(self) -> int:
@@ -151,16 +151,20 @@ class BlockPool:
 
     # Prefix cache
 
-    def segments(self, content: Content) -> tuple[tuple[Chain, int], ...]:
-        """Return the chains of `content`, each with the block at which its part of the sequence ends."""
+    def segments(self, content: Content, adapter: str | None = None) -> tuple[tuple[Chain, int], ...]:
+        """Return the chains of `content`, each with the block at which its part of the sequence ends.
+
+        Equal tokens under different adapters have different KV.
+        """
         found = []
         start = 0
         for stream, end_token in content:
             end = end_token // self.block_size
             if end > start:
-                chain = self._chains.get(stream)
+                key = stream if adapter is None else (stream, adapter)
+                chain = self._chains.get(key)
                 if chain is None:
-                    chain = self._chains[stream] = Chain(start)
+                    chain = self._chains[key] = Chain(start)
                 found.append((chain, end))
             start = end
         return tuple(found)

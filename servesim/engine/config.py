@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from servesim.engine.adapters import AdapterConfig
 from servesim.engine.tiers import TierConfig
 from servesim.errors import InputError
 
@@ -52,6 +53,7 @@ class EngineConfig:
     acceptance: tuple[float, ...] = ()  # of a drafted token: one probability, or one per position
     kv_tiers: tuple[TierConfig, ...] = ()  # below the device's cache, the nearest first
     kv_tiers_overlap: bool = False  # a fetch goes on beside the step instead of before it
+    adapters: AdapterConfig | None = None  # LoRA; read where a request names one
     seed: int = 7  # of what the engine draws: how many drafted tokens are accepted
 
     def __post_init__(self) -> None:

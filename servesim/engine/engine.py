@@ -24,13 +24,14 @@ from itertools import accumulate, chain, repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from servesim.engine.adapters import AdapterCost, Adapters
 from servesim.engine.blocks import BlockPool
 from servesim.engine.closing import close
 from servesim.engine.config import RULES, EngineConfig
 from servesim.engine.decoding import Decoding
 from servesim.engine.door import Door
 from servesim.engine.observation import Observation, StepWatch
-from servesim.engine.policy import POLICIES, waiting_queue
+from servesim.engine.policy import POLICIES, Waiter, waiting_queue
 from servesim.engine.screen import Screen
 from servesim.engine.sequence import DECODE, ENDED, PREFILL, WAITING, Sequence
 from servesim.engine.speculation import Speculation
@@ -100,6 +101,10 @@ class Engine:
             holders=self.holders,
             tiers=Tiers(config.kv_tiers) if config.kv_tiers and config.prefix_caching else None,
         )
+        self.adapters: Adapters | None = None
+        if config.adapters is not None and requests.adapters is not None:
+            self.adapters = Adapters(config.adapters, requests.adapters)
+            self.cost = AdapterCost(cost, self.adapters)
         self.speculation: Speculation | None = None
         if config.spec_tokens:
             self.speculation = Speculation(config.spec_tokens, config.acceptance, config.seed)
@@ -113,7 +118,8 @@ class Engine:
         self._admitted = 0  # admissions so far: the next sequence's order
         self._unordered = config.long_prefill_token_threshold > 0  # sequences may finish out of their order
         self._preempted: list[Sequence] = []  # in this step
-        self._fetch_s = 0.0  # what this step's fetches from the tiers below take
+        self._passed_over: list[Waiter] = []  # in this step: their adapters may not run
+        self._fetch_s = 0.0  # what this step brings to the device takes: KV from tiers below, adapters
         self._drops_the_youngest = self.policy.victim is None and not config.prefix_caching and not self._unordered
         self._least_step_s = cost.decode(1, 1)
         self._lone_s: list[float] = []  # seconds of a step of one decoding sequence, by its context
@@ -199,7 +205,8 @@ class Engine:
     def name_content(self, sequence: Sequence) -> None:
         """Give `sequence` the chains of this engine's cache that it shares, if there is a prefix cache."""
         if self._contents is not None:
-            sequence.segments = self.pool.segments(self._contents[sequence.index])
+            adapter = None if self.adapters is None else self.adapters.names[sequence.index]
+            sequence.segments = self.pool.segments(self._contents[sequence.index], adapter)
 
     def holders(self) -> Iterable[Sequence]:
         """Return every sequence that holds blocks."""
@@ -475,6 +482,15 @@ class Engine:
             self.pool.give_keys(sequence, after // block_size, self.decoding.tick + 1, sequence.order)
 
     def _admit(self, chunks: list[Chunk], budget: int, threshold: int) -> None:
+        """Admit from `waiting`; those whose adapter may not run now keep their places and let others pass."""
+        self._admit_heads(chunks, budget, threshold)
+        if self._passed_over:
+            for waiter in reversed(self._passed_over):
+                self.waiting.appendleft(waiter)
+            self._passed_over.clear()
+            self.blocked = False
+
+    def _admit_heads(self, chunks: list[Chunk], budget: int, threshold: int) -> None:
         """Admit from the head of `waiting` until seats, budget or blocks end; the head blocks everybody behind it."""
         config, pool, running, waiting, records = self.config, self.pool, self.running, self.waiting, self.records
         prompts, targets, contents = self.workload.requests.prompt_tokens, self.targets, self._contents
@@ -496,6 +512,9 @@ class Engine:
                 if contents is not None and contents[index]:
                     sequence = Sequence(index, length, targets[index])
                     self.name_content(sequence)
+            if self.adapters is not None and not self.adapters.admits(index):
+                self._passed_over.append(waiting.popleft())
+                continue
             hits = lying = 0
             if sequence is not None and sequence.segments:
                 hits, lying = pool.look_up(sequence, tick)
@@ -533,6 +552,9 @@ class Engine:
                 sequence = Sequence(index, length, targets[index])
             if self.watch is not None:
                 self.watch.admissions.append((sequence, sequence.state == WAITING, length, cached))
+            if self.adapters is not None:
+                self._fetch_s += self.adapters.enter(index)
+                self._lone_s.clear()
             self._admitted = order = self._admitted + 1
             sequence.order = order
             running[order] = sequence
@@ -722,6 +744,9 @@ class Engine:
                 else:
                     pool.keyless -= -computed // block_size
                 del running[sequence.order]
+                if self.adapters is not None:
+                    self.adapters.leave(sequence.index)
+                    self._lone_s.clear()
             outcome[sequence.index] = COMPLETED
             output_tokens[sequence.index] = sequence.target
         self.door.left(sequences)
@@ -759,6 +784,9 @@ class Engine:
         pool.release(sequence, -(-sequence.computed // block_size))
         sequence.computed = 0
         del self.running[sequence.order]
+        if self.adapters is not None:
+            self.adapters.leave(sequence.index)
+            self._lone_s.clear()
         self.blocked = False
 
     def _stall(self, sequence: Sequence, step: int, ticking: bool) -> None:

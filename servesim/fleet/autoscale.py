@@ -2,9 +2,9 @@
 
 Every `every_s` seconds (0: at every arrival) a figure is compared with its target, and the number of replicas follows
 it as Kubernetes' horizontal autoscaler does: wanted = ceil(live x figure / target), within the limits and, like there,
-left alone within a tolerance, a tenth of the target. A new replica is paid for from its launch and serves after its cold start.
-Going down waits until nothing was changed for the cool-down; the replica with the fewest requests in flight then drains:
-it gets nothing more, finishes what it holds, and is gone.
+left alone within a tolerance, a tenth of the target. A new replica is paid for from its launch and serves after its
+cold start. Going down waits until nothing was changed for the cool-down; the replica with the fewest requests in flight
+then drains: it gets nothing more, finishes what it holds, and is gone.
 
 What it does not know: how long a real cluster takes to find a node, and replicas that fail.
 """

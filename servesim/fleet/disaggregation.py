@@ -35,8 +35,9 @@ FIRST_TOKEN = -2
 
 
 class Disaggregation(Fleet):
-    """Prefill replicas and decode replicas. `records` are those of the client; `prefill_end_s`, `transfer_end_s` and
-    `decode_start_s` are columns of their own, NaN where a request did not get so far."""
+    """Prefill replicas and decode replicas. `records` are those of the client; `prefill_end_s`, `link_start_s` (the
+    rest of the KV that did not cross during the prefill sets out) and `transfer_end_s` are columns of their own, NaN
+    where a request did not get so far."""
 
     def __init__(
         self,
@@ -55,14 +56,17 @@ class Disaggregation(Fleet):
         self.kv_bytes_per_token = kv_bytes_per_token
         self.layers = layers
         self.prefill_end_s = array("d", [math.nan]) * size
-        self.transfer_end_s = array("d", [math.nan]) * size
+        self.link_start_s = self.prefill_end_s[:]
+        self.transfer_end_s = self.prefill_end_s[:]
         self._client_records = Records(size)
-        self._crossed: dict[int, tuple[Replica, int, int, float]] = {}  # (to, promised, tokens sent, when arrived)
+        # By request, while its prompt is computed: (to, tokens promised there, tokens sent, set out, arrived).
+        self._crossed: dict[int, tuple[Replica, int, int, float, float]] = {}
         super().__init__(workload, prefill, router=router, seed=seed)
         self._reactive = True  # what one engine finishes arrives at another
-        one = Screen(prefill[0].config, workload.requests, targets=array("q", [1]) * size)
+        one = array("q", [1]) * size
+        screens = {kind.config: Screen(kind.config, workload.requests, targets=one) for kind in prefill}
         for replica in self.replicas:
-            replica.engine.limit_to(one)
+            replica.engine.limit_to(screens[replica.engine.config])
             replica.engine.hand_over = self._hand_over_of(replica)
             if link.overlap != "none":
                 replica.engine.on_chunks = self._chunks_of(replica)
@@ -118,18 +122,17 @@ class Disaggregation(Fleet):
                 self.bring_to(replica, at)
         target = self._decode_router.choose(sequence.index)
         self._counter += 1
-        target.in_flight += 1
-        target.sent += 1
-        target.last_sent = self._counter
+        target.count_on(self._counter)
         promised = 0
         if target.engine.config.prefix_caching:
             self.bring_to(target, at)
-            promised = target.engine.cached_tokens(self._arriving(sequence))
+            promised = target.engine.cached_tokens(self._arriving(sequence, target))
         return target, promised
 
-    def _arriving(self, sequence: Sequence) -> Sequence:
+    @staticmethod
+    def _arriving(sequence: Sequence, target: Replica) -> Sequence:
         """Return `sequence` as a decode engine meets it: its prompt and its first token are known."""
-        arriving = Sequence(sequence.index, sequence.prompt, self._screen.targets[sequence.index])
+        arriving = Sequence(sequence.index, sequence.prompt, target.engine.targets[sequence.index])
         arriving.outputs = 1
         arriving.received = sequence.prompt
         return arriving
@@ -137,9 +140,9 @@ class Disaggregation(Fleet):
     def _send_chunk(self, source: Replica, sequence: Sequence, computed: int, start_s: float, end_s: float) -> None:
         index = sequence.index
         if index in self._crossed:
-            target, promised, sent, arrived_s = self._crossed[index]
+            target, promised, sent, started_s, arrived_s = self._crossed[index]
         else:
-            (target, promised), arrived_s = self._target_of(sequence, end_s), 0.0
+            (target, promised), started_s, arrived_s = self._target_of(sequence, end_s), 0.0, 0.0
             sent = promised
         if computed > sent:
             size = round((computed - sent) * self.kv_bytes_per_token)
@@ -147,22 +150,23 @@ class Disaggregation(Fleet):
             if self.link.overlap == "layer":
                 ready_s = start_s + (end_s - start_s) / self.layers
                 last_s = end_s + size / self.layers / self.link.bytes_per_s
-            arrived_s = self.link.carry(source.number, target.number, size, ready_s, last_s)
+            started_s, arrived_s = self.link.carry(source.number, target.number, size, ready_s, last_s)
             sent = computed
-        self._crossed[index] = target, promised, sent, arrived_s
+        self._crossed[index] = target, promised, sent, started_s, arrived_s
 
     def _prompt_done(self, source: Replica, sequence: Sequence, at: float) -> None:
         index = sequence.index
         self.prefill_end_s[index] = at
         if index in self._crossed:
-            target, promised, sent, arrived_s = self._crossed.pop(index)
-            arrived_s = max(arrived_s, at)
+            target, promised, sent, started_s, arrived_s = self._crossed.pop(index)
+            started_s, arrived_s = max(started_s, at), max(arrived_s, at)
         else:
             target, promised = self._target_of(sequence, at)
-            sent, arrived_s = promised, at
+            sent, started_s, arrived_s = promised, at, at
         if sent < sequence.prompt:
             size = round((sequence.prompt - sent) * self.kv_bytes_per_token)
-            arrived_s = self.link.carry(source.number, target.number, size, at)
+            started_s, arrived_s = self.link.carry(source.number, target.number, size, at)
+        self.link_start_s[index] = started_s
         source.engine.door.free_at(arrived_s, sequence)
         self.reschedule(source)
         self.at(arrived_s, self._arrive, sequence, target, promised, arrived_s)
@@ -170,7 +174,7 @@ class Disaggregation(Fleet):
     def _arrive(self, sequence: Sequence, target: Replica, promised: int, at: float) -> None:
         index = sequence.index
         self.transfer_end_s[index] = at
-        arriving = self._arriving(sequence)
+        arriving = self._arriving(sequence, target)
         arriving.promised = promised
         target.engine.name_content(arriving)
         target.engine.incoming[index] = arriving
@@ -203,7 +207,6 @@ class Disaggregation(Fleet):
         engines = [replica.engine for replica in self.decoders]
         violations += broken_laws(Facts(engines, requests, records, decode_log, apart=True))
         log = StepLog()
-        offset = len(decode_log)
         for part in (decode_log, prefill_log):
             log.starts[len(log)] = 0.0
             log.starts.update((len(log) + step, start_s) for step, start_s in part.starts.items())
@@ -216,10 +219,8 @@ class Disaggregation(Fleet):
             if records.first[index] == FIRST_TOKEN:
                 self._place_first_token(records, index, start_s, times)
         everyone = [*self.replicas, *self.decoders]
-        figures = [figures_of(replica) for replica in everyone]
-        for number, figure in enumerate(figures):
-            figure["role"] = "prefill" if number < len(self.replicas) else "decode"
-        assert offset <= len(times)
+        figures = [figures_of(replica, "prefill") for replica in self.replicas]
+        figures += [figures_of(replica, "decode") for replica in self.decoders]
         return Run(
             source="simulated",
             requests=requests,
@@ -231,12 +232,25 @@ class Disaggregation(Fleet):
             replicas=figures,
             stages={
                 "prefill_end_s": self.prefill_end_s,
+                "link_start_s": self.link_start_s,
                 "transfer_end_s": self.transfer_end_s,
                 "decode_start_s": decode_start_s,
             },
-            link={"moved_bytes": self.link.moved_bytes, "busy_s": self.link.busy_s},
+            homes={"prefill_replica": self.homes, "decode_replica": self.decode_homes},
+            link=self._link_figures(log),
             violations=violations,
         )
+
+    def _link_figures(self, log: StepLog) -> dict[str, Any]:
+        """Return what crossed the link; `busy` is the share of the run for which one of its pairs carried something."""
+        pairs = 1 if self.link.scope == "shared" else len(self.replicas) * len(self.decoders)
+        elapsed_s = max(log.end_s, default=0.0)
+        return {
+            "moved_bytes": self.link.moved_bytes,
+            "transfers": self.link.transfers,
+            "busy_s": self.link.busy_s,
+            "busy": self.link.busy_s / (pairs * elapsed_s) if elapsed_s else 0.0,
+        }
 
     def _gone_on(self) -> set[int]:
         return {index for index, end_s in enumerate(self.prefill_end_s) if end_s == end_s}

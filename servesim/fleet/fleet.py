@@ -152,9 +152,7 @@ class Fleet:
     def send(self, replica: Replica, due: float, index: int) -> None:
         """Let a request arrive at a replica."""
         self._counter += 1
-        replica.in_flight += 1
-        replica.sent += 1
-        replica.last_sent = self._counter
+        replica.count_on(self._counter)
         self.homes[index] = replica.number
         replica.send(due, index)
         self.reschedule(replica)
@@ -185,7 +183,7 @@ class Fleet:
 
     def count_off(self, replica: Replica) -> None:
         """Hear that a replica has one request less in flight."""
-        replica.in_flight -= 1
+        replica.count_off()
 
     def run(self, config: dict[str, Any] | None = None) -> Run:
         """Close the records of a fleet that has been advanced as far as it shall be, and return its run."""

@@ -33,6 +33,7 @@ class Link:
     overlap: str = "none"
     moved_bytes: int = 0
     busy_s: float = 0.0
+    transfers: int = 0
     _free_s: dict[tuple[int, int], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -45,8 +46,10 @@ class Link:
         if self.overlap not in OVERLAPS:
             raise suggest("transfer overlap", self.overlap, OVERLAPS)
 
-    def carry(self, source: int, target: int, size_bytes: int, ready_s: float, last_s: float = 0.0) -> float:
-        """Send `size_bytes` that are ready from `ready_s` on; return when the last of them has arrived.
+    def carry(
+        self, source: int, target: int, size_bytes: int, ready_s: float, last_s: float = 0.0
+    ) -> tuple[float, float]:
+        """Send `size_bytes` that are ready from `ready_s` on; return when they set out and when the last has arrived.
 
         `last_s`: the moment before which the last byte cannot leave (a layer that is still being computed).
         """
@@ -55,5 +58,6 @@ class Link:
         end_s = max(start_s + size_bytes / self.bytes_per_s, last_s)
         self._free_s[pair] = end_s
         self.moved_bytes += size_bytes
+        self.transfers += 1
         self.busy_s += end_s - start_s
-        return end_s + self.latency_s
+        return start_s, end_s + self.latency_s

@@ -20,7 +20,7 @@ def merged_run(
     """Return the run of replicas that serve whole requests; `homes` says which replica each request was sent to."""
     log = merge_logs(replicas, homes, records)
     live = {index for replica in replicas for index in replica.engine.live_indices()}
-    close_records(records, workload, replicas[0].engine.screen.targets, live)
+    close_records(records, workload, targets_of(replicas, homes), live)
     return Run(
         source="simulated",
         requests=workload.requests,
@@ -30,8 +30,18 @@ def merged_run(
         steps=log,
         engine=add_totals(replicas),
         replicas=[figures_of(replica) for replica in replicas] if len(replicas) > 1 else [],
+        homes={"replica": homes} if len(replicas) > 1 else {},
         violations=broken_laws(Facts([replica.engine for replica in replicas], workload.requests, records, log)),
     )
+
+
+def targets_of(replicas: Sequence[Replica], homes: array[int]) -> array[int]:
+    """Return how many tokens each request may have where it was sent to."""
+    kinds = {replica.number: replica.engine.targets for replica in replicas}
+    first = replicas[0].engine.targets
+    if all(targets is first for targets in kinds.values()):
+        return first
+    return array("q", [kinds.get(home, first)[index] for index, home in enumerate(homes)])
 
 
 def merge_logs(replicas: Sequence[Replica], homes: array[int], records: Records) -> StepLog:
@@ -78,13 +88,14 @@ def add_totals(replicas: Sequence[Replica]) -> EngineTotals:
     return total
 
 
-def figures_of(replica: Replica) -> dict[str, Any]:
-    """Return what one replica did, for the report."""
+def figures_of(replica: Replica, role: str = "both") -> dict[str, Any]:
+    """Return what one replica did, for the report; fractions of 1."""
     totals = replica.engine.totals
     elapsed_s = totals.elapsed_s
     return {
         "replica": replica.number,
         "name": replica.name,
+        "role": role,
         "requests": replica.sent,
         "steps": totals.steps,
         "mean_batch": totals.scheduled / totals.steps if totals.steps else None,

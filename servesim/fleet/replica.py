@@ -54,7 +54,7 @@ class Mailbox(Workload):
 class Replica:
     """One engine of a fleet. `in_flight` counts what it was sent and has not finished, as its client sees it."""
 
-    __slots__ = ("accepts", "engine", "in_flight", "last_sent", "mailbox", "name", "number", "sent")
+    __slots__ = ("accepts", "engine", "in_flight", "last_sent", "mailbox", "name", "number", "sent", "when_changed")
 
     def __init__(
         self,
@@ -76,6 +76,21 @@ class Replica:
         self.sent = 0
         self.last_sent = 0  # the fleet's count of sent requests when it got its last one
         self.accepts = True
+        self.when_changed: Callable[[Replica], None] | None = None  # the router that goes by its load
+
+    def count_on(self, counter: int) -> None:
+        """Count a request that it is sent; `counter` is the fleet's count of things that happened."""
+        self.in_flight += 1
+        self.sent += 1
+        self.last_sent = counter
+        if self.when_changed is not None:
+            self.when_changed(self)
+
+    def count_off(self) -> None:
+        """Count a request that is over."""
+        self.in_flight -= 1
+        if self.when_changed is not None:
+            self.when_changed(self)
 
     def send(self, due: float, index: int) -> None:
         """Let request `index` arrive at time `due`."""

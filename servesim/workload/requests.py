@@ -33,6 +33,7 @@ class Request:
     content: Content = ()
     priority: int = 0
     class_name: str | None = None
+    adapter: str | None = None
     session: str | None = None
     turn: int | None = None
     think_s: float = 0.0
@@ -42,6 +43,7 @@ class Requests:
     """Columns of requests in submission order; optional columns are None when no request uses them."""
 
     __slots__ = (
+        "adapters",
         "arrival_s",
         "class_names",
         "content",
@@ -62,6 +64,7 @@ class Requests:
         self.content: list[Content] | None = None
         self.priority: array[int] | None = None  # lower is served first
         self.class_names: list[str | None] | None = None
+        self.adapters: list[str | None] | None = None  # LoRA adapter by name; None: the base model
         self.sessions: list[str | None] | None = None
         self.turns: array[int] | None = None
         self.think_s: array[float] | None = None
@@ -83,6 +86,7 @@ class Requests:
             content=() if self.content is None else self.content[index],
             priority=0 if self.priority is None else self.priority[index],
             class_name=None if self.class_names is None else self.class_names[index],
+            adapter=None if self.adapters is None else self.adapters[index],
             session=None if self.sessions is None else self.sessions[index],
             turn=None if self.turns is None else self.turns[index],
             think_s=0.0 if self.think_s is None else self.think_s[index],
