@@ -25,8 +25,12 @@ type: $(TOOLS)/pins ## mypy --strict
 test: ## the tests, over all cores
 	$(PYTHON) -m tests.run
 
-bench: ## speed and size of the simulator beside their targets (QUICK=1: a minute)
+smoke: ## loadgen against a real llama.cpp server (the first time it is built: ten minutes)
+	$(PYTHON) -m tests.smoke $(if $(THREADS),--threads $(THREADS))
+
+bench: ## speed of the simulator, truth and cost of the load generator, beside their targets (QUICK=1: a minute)
 	$(PYTHON) -m tests.bench $(if $(QUICK),--quick)
+	$(PYTHON) -m tests.bench_client
 
 golden: ## rewrite what the README shows from the commands and registries; read the diff
 	$(PYTHON) -m tests.readme_tables

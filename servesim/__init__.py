@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from servesim.client.window import server_window as server_window
     from servesim.cost.memory import plan_capacity as plan_capacity
     from servesim.cost.roofline import critical_batch as critical_batch
     from servesim.cost.roofline import step_seconds as step_seconds
@@ -24,6 +25,7 @@ _HOMES = {
     "CapacityError": "servesim.errors",
     "critical_batch": "servesim.cost.roofline",
     "plan_capacity": "servesim.cost.memory",
+    "server_window": "servesim.client.window",
     "simulate": "servesim.engine.simulate",
     "step_seconds": "servesim.cost.roofline",
     "summarize": "servesim.summary",

@@ -57,6 +57,7 @@ def run_against(
     *,
     target: Target | None = None,
     api: str = "chat",
+    stream: bool = True,
     concurrency: int = 1,
     timeouts: Timeouts | None = None,
     grace_s: float = 5.0,
@@ -68,6 +69,7 @@ def run_against(
     with LoadGenerator(
         target or parse_target(server.url),
         API_FLAVOURS[api],
+        stream=stream,
         timeouts=timeouts,
         grace_s=grace_s,
         interrupts=interrupts,

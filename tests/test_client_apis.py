@@ -99,6 +99,17 @@ class ApisTest(unittest.TestCase):
                 self.assertEqual((run.records.prompt_tokens[0], run.records.output_tokens[0]), (9, 2))
                 self.assertEqual(len(run.token_times(0)), 2)
 
+    def test_whole_answers_are_asked_for_where_they_are_given(self) -> None:
+        ollama = {"message": {"content": "ab"}, "done": True, "prompt_eval_count": 9, "eval_count": 2}
+        tgi = [{"generated_text": "ab", "details": {"finish_reason": "length", "generated_tokens": 2, "prefill": [1]}}]
+        for api, path, body in (("ollama", "/api/chat", ollama), ("tgi", "/generate", tgi)):
+            steps = [Step(0.01, answer("200 OK", json.dumps(body).encode()))]
+            with self.subTest(api), TruthServer(always(*steps)) as server:
+                run = run_against(server, api=api, stream=False)
+                self.assertEqual(server.asked[0].line, f"POST {path} HTTP/1.1")
+                self.assertEqual(verdict_of(run), ("completed", None))
+                self.assertEqual((run.records.output_tokens[0], run.records.extra[0]["non_stream"]), (2, True))
+
     def test_a_plain_generate_has_only_an_end_and_the_servers_own_latency(self) -> None:
         body = {"text": "ab", "input_tokens": 9, "output_tokens": 2, "latency_s": 0.04, "tokens_per_second": 50.0}
         steps = [Step(0.05, answer("200 OK", json.dumps(body).encode()))]

@@ -10,6 +10,7 @@ from servesim.client.health import (
     achieved_concurrency,
     coalesced_fraction,
     median_gap_s,
+    rates,
     report_health,
 )
 from tests.runs import measured
@@ -64,12 +65,26 @@ class VerdictTest(unittest.TestCase):
         run = measured({"sent": 1.0, "times": [3.0], "tokens": 1})
         self.assertEqual(median_gap_s(run), 2.0)
 
+    def test_streams_that_were_read_in_one_piece_are_held_against_their_latency_too(self) -> None:
+        run = measured(*({"sent": 0.0, "times": [0.5] * 4, "end": 0.5} for _ in range(3)))
+        for delay_s, verdict in ((0.001, "ok"), (0.2, "marginal"), (0.6, "saturated")):
+            health = Health()
+            health.turn_bound.add(delay_s)
+            self.assertEqual(report_health(health, run, concurrency=3)["verdict"], verdict)
+
 
 class CountsTest(unittest.TestCase):
     def test_events_of_one_stamp_in_one_answer_are_coalesced(self) -> None:
         run = measured({"times": [1.0, 1.0, 1.0, 2.0]}, {"times": [2.0, 2.0]})
         self.assertEqual(coalesced_fraction(run), 3 / 6)
         self.assertIsNone(coalesced_fraction(measured({"times": []})))
+
+    def test_rates_are_those_of_the_plan_and_of_what_was_sent(self) -> None:
+        run = measured(*({"planned": 0.5 * k, "sent": 1.0 * k, "times": [9.0]} for k in range(5)))
+        self.assertEqual(rates(run), (2.0, 1.0))
+        self.assertEqual(rates(measured({"times": [1.0]})), (None, None))
+        self.assertEqual(report_health(Health(), run, concurrency=None)["rate"], {"asked": 2.0, "achieved": 1.0})
+        self.assertIsNone(report_health(Health(), run, concurrency=5)["rate"]["asked"])
 
     def test_concurrency_is_the_mean_over_time_and_the_most_at_once(self) -> None:
         run = measured(

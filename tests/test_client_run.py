@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -14,6 +16,7 @@ from pathlib import Path
 from unittest import mock
 
 from servesim.client.flavour import API_FLAVOURS
+from servesim.client.loop import Timeouts
 from servesim.client.run import LoadGenerator, Progress, Watchers
 from servesim.client.target import parse_target
 from servesim.errors import RunError
@@ -81,6 +84,33 @@ class ConnectionsTest(unittest.TestCase):
         self.assertEqual(run.client["stale_reconnects"], 1)
         self.assertTrue(run.records.extra[1]["stale_reconnect"])
 
+    def test_a_server_that_closes_behind_every_answer_is_believed_after_two(self) -> None:
+        with TruthServer(always(*QUICK, Step(0.002, act=CLOSE))) as server:
+            run = run_against(server, ClosedLoop(plain_requests(8), 1))
+            self.assertEqual(server.connections, 8)
+        self.assertEqual(run.records.outcome.count(Outcome.COMPLETED), 8)
+        self.assertLessEqual(run.client["stale_reconnects"], 2)
+        self.assertFalse(run.client["keep_alive"])
+
+    @unittest.skipUnless(sys.platform.startswith("linux"), "needs a kernel that drops what its queue cannot take")
+    def test_a_server_that_takes_no_connection_in_time_is_a_failure_of_each_request(self) -> None:
+        with socket.socket() as full:  # its queue of connections is full: the kernel drops the next one
+            full.bind(("127.0.0.1", 0))
+            full.listen(0)
+            url = f"http://127.0.0.1:{full.getsockname()[1]}"
+            with contextlib.ExitStack() as stack:
+                for _ in range(3):
+                    waiting = stack.enter_context(socket.socket())
+                    waiting.setblocking(False)
+                    waiting.connect_ex(full.getsockname())
+                timeouts = Timeouts(connect_s=0.1)
+                generator = stack.enter_context(
+                    LoadGenerator(parse_target(url), API_FLAVOURS["chat"], timeouts=timeouts)
+                )
+                run = generator.measure(ClosedLoop(plain_requests(2), 1), payload, config={}, concurrency=1)
+        self.assertEqual([verdict_of(run, index) for index in (0, 1)], [("failed", "connect")] * 2)
+        self.assertIn("timed out", run.records.extra[0]["message"])
+
     def test_a_fresh_connection_that_is_closed_again_is_a_failure(self) -> None:
         def script(asked: Asked) -> list[Step]:
             return [Step(0.0, act=CLOSE)] if asked.number in (1, 2) else QUICK
@@ -147,8 +177,9 @@ class ConnectionsTest(unittest.TestCase):
                     times = run.token_times(0)
                     for earlier, later in zip(times, times[1:], strict=False):
                         self.assertAlmostEqual(later - earlier, 0.03, delta=0.02)
-                with self.assertRaisesRegex(RunError, "no TLS with .*--ca-file"):
-                    run_against(server, target=parse_target(front.url))
+                run = run_against(server, target=parse_target(front.url))  # only nobody there aborts a run
+                self.assertEqual(verdict_of(run), ("failed", "tls"))
+                self.assertRegex(run.records.extra[0]["message"], "no TLS with .*--ca-file")
 
 
 class RedirectsTest(unittest.TestCase):

@@ -110,6 +110,7 @@ class Connection:
         "_stream_format",
         "_unsent",
         "exchange",
+        "idle_since_s",
         "reusable",
         "sock",
         "state",
@@ -125,6 +126,7 @@ class Connection:
         self.state = State.IDLE
         self.exchange: Exchange | None = None
         self.uses = 0  # exchanges that began on it
+        self.idle_since_s = 0.0  # when its last exchange was over
         self.reusable = False
         self._stream_format = stream_format
         self._heads = heads

@@ -2,7 +2,7 @@
 
 A `Flavour` is a row of a table and knows no socket, no clock and no tokenizer. The client asks it three things:
 
-- `path`: the route, `"/v1/chat/completions"`; `Target.path` turns it into the path of the request line;
+- `route(stream)`: `"/v1/chat/completions"`; `Target.path` turns it into the path of the request line;
 - `build_body(prompt, options)`: the JSON object of one request. `prompt` is the text, or a list of chat messages;
   `options` says the rest;
 - `stream_format`: how the answer is framed, which is all that the loop decodes while the clock runs: `"sse"`,
@@ -48,9 +48,18 @@ class Flavour:
     stream_format: str  # "sse", "ndjson" or "json"
     reader: str  # the shape of its events, as `servesim.wire.events` names it
     build_body: Callable[[Prompt, RequestOptions], Body]
+    whole_path: str | None = None  # where whole answers have a route of their own
     needs_model: bool = True  # False: the API has no model field
     cannot: frozenset[str] = frozenset()  # names of RequestOptions that the API has no field for
     about: str = ""  # one line for `--help`
+
+    def route(self, *, stream: bool = True) -> str:
+        """Return the route that streams, or the one that gives whole answers."""
+        return self.path if stream else self.whole_path or self.path
+
+    def framing(self, *, stream: bool = True) -> str:
+        """Return how an answer is framed; an event stream's decoder notices a whole answer by itself."""
+        return "json" if not stream and self.stream_format == "ndjson" else self.stream_format
 
 
 def messages_of(prompt: Prompt) -> list[dict[str, Any]]:
@@ -192,12 +201,13 @@ API_FLAVOURS: dict[str, Flavour] = {
         Flavour(
             name="tgi",
             path="/generate_stream",
+            whole_path="/generate",
             stream_format="sse",
             reader="tgi",
             build_body=tgi_body,
             needs_model=False,
             cannot=frozenset({"min_tokens", "ignore_eos"}),
-            about="Text Generation Inference's /generate_stream",
+            about="Text Generation Inference's /generate_stream, or its /generate without a stream",
         ),
         Flavour(
             name="generate",

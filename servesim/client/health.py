@@ -75,6 +75,7 @@ class Health:
     heartbeat: Lags = field(default_factory=Lags)
     kernel_delay: Lags = field(default_factory=Lags)
     stale_reconnects: int = 0
+    keeps_alive: bool = True  # the server lets a connection live on behind an answer
     cpu_s: float = 0.0
     wall_s: float = 0.0
     processes: int = 1
@@ -109,6 +110,7 @@ class Health:
         self.heartbeat.merge(other.heartbeat)
         self.kernel_delay.merge(other.kernel_delay)
         self.stale_reconnects += other.stale_reconnects
+        self.keeps_alive = self.keeps_alive and other.keeps_alive
         self.cpu_s += other.cpu_s
         self.wall_s = max(self.wall_s, other.wall_s)
         self.processes += other.processes
@@ -124,6 +126,7 @@ def report_health(health: Health, run: Run, *, concurrency: int | None) -> dict[
     delay_s, scale_s = health.stamp_delay_s(), median_gap_s(run)
     ratio = None if delay_s is None or not scale_s else delay_s / scale_s
     mean, most = achieved_concurrency(run)
+    asked_rate, achieved_rate = rates(run)
     return {
         "verdict": None if ratio is None else verdict(ratio),
         "stamp_delay_ratio": ratio,
@@ -136,7 +139,9 @@ def report_health(health: Health, run: Run, *, concurrency: int | None) -> dict[
         "cpu_fraction": health.cpu_s / health.wall_s if health.wall_s else None,
         "cpu_s": health.cpu_s,
         "concurrency": {"asked": concurrency, "mean": mean, "max": most},
+        "rate": {"asked": asked_rate if concurrency is None else None, "achieved": achieved_rate},
         "stale_reconnects": health.stale_reconnects,
+        "keep_alive": health.keeps_alive,
         "processes": health.processes,
     }
 
@@ -151,12 +156,16 @@ def verdict(ratio: float) -> str:
 
 
 def median_gap_s(run: Run) -> float | None:
-    """Return what the stamp delay is held against: the median TPOT, or where no answer has one, the median E2E."""
+    """Return what the stamp delay is held against: the median TPOT, or the median E2E where that says nothing.
+
+    It says nothing where no answer has one, and where it is 0: answers that were read in one piece, whoever put them
+    together. A client that did so by being late was late by most of the E2E, so the verdict still finds it.
+    """
     done = Completed(run)
     for column in (done.tpot(), done.e2e()):
         known = sorted(value for value in column if value == value)
-        if known:
-            return known[nearest_rank(50, len(known)) - 1]
+        if known and (median := known[nearest_rank(50, len(known)) - 1]) > 0.0:
+            return median
     return None
 
 
@@ -186,6 +195,19 @@ def achieved_concurrency(run: Run) -> tuple[float | None, int | None]:
             over += 1
         most = max(most, number - over)
     return (math.fsum(ends) - math.fsum(sends)) / (ends[-1] - sends[0]), most
+
+
+def rates(run: Run) -> tuple[float | None, float | None]:
+    """Return requests per second as they were planned and as they were sent, each over its own span."""
+    sent = [not math.isnan(at) for at in run.records.sent_s]
+    planned_s, sent_s = (sorted(compress(column, sent)) for column in (run.records.planned_s, run.records.sent_s))
+    return _rate(planned_s), _rate(sent_s)
+
+
+def _rate(times_s: Sequence[float]) -> float | None:
+    """Return events per second from sorted times: gaps, not events, over the span."""
+    span_s = times_s[-1] - times_s[0] if times_s else 0.0
+    return (len(times_s) - 1) / span_s if span_s > 0.0 else None
 
 
 def _ms(seconds: float | None) -> float | None:

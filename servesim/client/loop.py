@@ -90,6 +90,10 @@ class Loop:
         self._pool.fill(target, count)
         self.restart_health()
 
+    def keeps_alive(self, target: Target) -> bool:
+        """Return whether connections to `target` outlive an answer, for all that was seen."""
+        return self._pool.keeps_alive(target)
+
     def restart_health(self) -> None:
         """Begin to note the loop's health anew, from now."""
         self.health = Health()
@@ -235,7 +239,7 @@ class Loop:
             if connection.state is State.CLOSED:
                 continue
             if connection.state is State.IDLE:
-                self._pool.forget(connection)  # closed by the server, or it talks out of turn
+                self._pool.forget(connection, stamp)  # closed by the server, or it talks out of turn
             elif isinstance(data, OSError):
                 self._end_early(connection, stamp, "reset", _lower(data))
             elif not data:
@@ -249,6 +253,7 @@ class Loop:
         assert exchange is not None
         if connection.stale and not exchange.fresh:
             self.health.stale_reconnects += 1
+            self._pool.note_close(connection, stamp)
             exchange.fresh = True
             connection.reusable = False
             self._release(connection, ended=False)
@@ -270,7 +275,7 @@ class Loop:
         assert exchange is not None
         del self._busy[connection]
         connection.release()
-        self._pool.give_back(connection)
+        self._pool.give_back(connection, monotonic())
         if ended:
             self._ended.append(exchange)
 

@@ -166,6 +166,7 @@ class Measurer:
         return LoadGenerator(
             self.target,
             load.flavour,
+            stream=not load.no_stream,
             timeouts=Timeouts(
                 idle_s=load.idle_timeout_s,
                 total_s=math.inf if load.client_timeout_s is None else load.client_timeout_s,

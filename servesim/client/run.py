@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from socket import gaierror
 from time import monotonic
 from typing import Any
 
@@ -76,15 +77,17 @@ class LoadGenerator:
         target: Target,
         flavour: Flavour,
         *,
+        stream: bool = True,
         timeouts: Timeouts | None = None,
         grace_s: float = 30.0,
         interrupts: Interrupts | None = None,
     ) -> None:
         self._target = target
-        self._flavour = flavour
+        self._reader = flavour.reader
+        self._route = flavour.route(stream=stream)
         self._grace_s = grace_s
         self._interrupts = interrupts or Interrupts()
-        self._loop = Loop(flavour.stream_format, timeouts or Timeouts())
+        self._loop = Loop(flavour.framing(stream=stream), timeouts or Timeouts())
         self.health = Health()  # of the latest run
 
     def __enter__(self) -> LoadGenerator:
@@ -98,12 +101,18 @@ class LoadGenerator:
         self._loop.close()
 
     def connect(self, count: int) -> None:
-        """Open connections until `count` are idle. Raises RunError when the server cannot be reached."""
+        """Open connections until `count` are idle.
+
+        Raises RunError where the server refuses or its name does not resolve: nobody is there. Any other failure (no
+        answer in time, no route, no TLS) is left to the requests that meet it.
+        """
         _allow_files(count + 64)
         try:
             self._loop.open_connections(self._target, count)
-        except OSError as error:
+        except (ConnectionRefusedError, gaierror) as error:
             raise RunError(describe_failure(self._target, error)[1]) from None
+        except OSError:
+            pass  # the requests will meet it too, and say so
 
     def measure(
         self,
@@ -119,17 +128,17 @@ class LoadGenerator:
 
         `payload(index)` gives a request's JSON body. `concurrency` is what a closed loop asks for, None for an open
         loop. `start` is called when everything is ready and returns the monotonic time that is the run's 0 (which may
-        still be ahead: several processes begin together). Raises RunError when the server cannot be reached at the
-        start; after that, whatever goes wrong is a request's failure.
+        still be ahead: several processes begin together). Raises RunError when nobody is there at
+        the start (see `connect`); whatever else goes wrong is a request's failure.
         """
         watchers = watchers or Watchers()
         run = open_run(workload.requests, config)
         size = len(workload.requests)
         self.connect(min(size, OPEN_AT_MOST if concurrency is None else concurrency))
-        maker = RequestMaker(self._target, self._flavour.path, payload, size)
+        maker = RequestMaker(self._target, self._route, payload, size)
         maker.make_ahead(monotonic() + 2.0)
         with _quiet_interpreter():
-            drive = _Drive(self._loop, workload, run, maker, self._flavour.reader, watchers, start())
+            drive = _Drive(self._loop, workload, run, maker, self._reader, watchers, start())
             self._loop.think = drive.think
             self._loop.restart_health()
             try:
@@ -137,6 +146,7 @@ class LoadGenerator:
             finally:
                 self._loop.health.end()
         self.health = self._loop.health
+        self.health.keeps_alive = self._loop.keeps_alive(self._target)
         warn_of_unfinished(run)
         run.client = report_health(self.health, run, concurrency=concurrency)
         return run

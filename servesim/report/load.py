@@ -49,11 +49,13 @@ def client_text(client: Mapping[str, Any]) -> str:
     lines += _line("", "   ".join(told))
     rate = client.get("rate")
     if isinstance(rate, Mapping) and rate.get("asked") is not None:
-        lines += _line("", f"sent {_plain(rate.get('achieved'), 2)} req/s of {rate['asked']:g} asked")
+        lines += _line("", f"sent {_plain(rate.get('achieved'), 2)} req/s of {_plain(rate['asked'], 2)} planned")
     if client.get("stale_reconnects"):
         lines += _line(
             "", f"{client['stale_reconnects']:,} requests sent again: the server had closed their connection"
         )
+    if client.get("keep_alive") is False:
+        lines += _line("", "a new connection for every request: the server closes them behind their answer")
     return lines
 
 
