@@ -24,7 +24,7 @@ from servesim.engine.screen import Screen
 from servesim.engine.sequence import Sequence
 from servesim.fleet.fleet import Fleet, Kind
 from servesim.fleet.link import Link
-from servesim.fleet.merge import add_totals, figures_of, merge_logs
+from servesim.fleet.merge import add_totals, figures_of, merge_logs, targets_of
 from servesim.fleet.replica import Replica
 from servesim.fleet.router import ROUTERS
 from servesim.records import Outcome, Records, Run, StepLog
@@ -199,7 +199,7 @@ class Disaggregation(Fleet):
         violations = broken_laws(Facts(engines, requests, prompts, prefill_log, apart=True))
         decode_start_s = records.admitted_s
         self._take_over(prompts, records)
-        close_records(records, self.workload, self._screen.targets, set())
+        close_records(records, self.workload, targets_of(self.decoders, self.decode_homes), set())
         for column in ("planned_s", "sent_s"):
             refused = getattr(records, column)  # those whom nobody but the door has seen
             sent = (own if own == own else mine for own, mine in zip(getattr(prompts, column), refused, strict=True))

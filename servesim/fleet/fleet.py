@@ -19,13 +19,16 @@ from typing import Any
 from servesim.cost.model import CostModel
 from servesim.engine.config import EngineConfig
 from servesim.engine.screen import Screen
-from servesim.errors import InputError
+from servesim.errors import InputError, RunError
 from servesim.fleet.merge import merged_run
 from servesim.fleet.replica import Replica
 from servesim.fleet.router import ROUTERS, Router
 from servesim.records import Records, Run
 from servesim.units import suggest
 from servesim.workload.workload import Workload
+
+EVENTS_AT_ONCE = 10_000
+"""So many events, and 32 for every request, may happen at one moment before the fleet is taken to turn in a circle."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -57,6 +60,9 @@ class Fleet:
         self._bounds: list[tuple[float, int]] = []  # (earliest finish, replica), not all of them still true
         self._bound: list[float] = []  # the true ones, by replica
         self._reactive = workload.reactive
+        self._sent_blindly = False
+        self._delay_s: float = getattr(workload, "delay_s", 0.0)  # from a request's send to the router
+        self._patience = EVENTS_AT_ONCE + 32 * len(workload.requests)
         self.replicas = self.add_replicas(kinds, self.records, self._hear)
         self.router: Router = ROUTERS[router](self.replicas, workload.requests, seed)
 
@@ -86,25 +92,51 @@ class Fleet:
         self.until = until
         if self.router.blind and not self._reactive and not self._events and until == math.inf:
             self._send_everything()
+        still = 0  # events since time last moved
         while True:
+            still += 1
+            if still > self._patience:
+                raise self._standstill()
             due = self.workload.next_due()
             at = min(due, self._events[0][0]) if self._events else due
             bound = self._least_bound()
             if bound < min(at, until):
                 replica = self._replicas[heappop(self._bounds)[1]]
                 limit = min(at, until, self._least_bound()) if self._reactive else min(at, until)
+                before_s = replica.engine.now
                 self._run(replica, max(limit, math.nextafter(bound, math.inf)))
+                if replica.engine.now > before_s:
+                    still = 0
                 continue
             if at >= until or at == math.inf:
                 break
+            if at > self.now:
+                still = 0
             self.now = at
             while self._events and self._events[0][0] <= at:
+                still += 1
+                if still > self._patience:
+                    raise self._standstill()
                 _, _, act, arguments = heappop(self._events)
                 act(*arguments)
             self._let_in(at)
         if until < math.inf:
             for replica in self._replicas:
                 replica.engine.advance(until)
+
+    def rests_until(self) -> float:
+        """Return a time before which nothing happens but steps, infinite when everything is over."""
+        due = self.workload.next_due()
+        return min(due, self._events[0][0] if self._events else math.inf, self._least_bound())
+
+    def _standstill(self) -> RunError:
+        for replica in self._replicas:
+            for index in replica.engine.live_indices():
+                return RunError(
+                    f"request {self.workload.requests.id(index)} on replica {replica.number} ({replica.name}) gets no "
+                    f"further: {self._patience:,} events, and the time is still {self.now:g} s"
+                )
+        return RunError(f"{self._patience:,} events, and the time is still {self.now:g} s")
 
     def at(self, time: float, act: Callable[..., None], *arguments: Any) -> None:
         """Call `act` when the fleet's clock is at `time`."""
@@ -144,10 +176,11 @@ class Fleet:
 
     def receive(self, index: int) -> None:
         """Route one request that is due."""
+        due = self.workload.requests.arrival_s[index] + self._delay_s
         if self.router.looks_inside:
             for replica in self.replicas:
-                self.bring_to(replica, self.workload.requests.arrival_s[index])
-        self.send(self.router.choose(index), self.workload.requests.arrival_s[index], index)
+                self.bring_to(replica, due)
+        self.send(self.router.choose(index), due, index)
 
     def send(self, replica: Replica, due: float, index: int) -> None:
         """Let a request arrive at a replica."""
@@ -159,20 +192,21 @@ class Fleet:
 
     def _send_everything(self) -> None:
         """Route an open loop through a router that looks at nothing: no replica can then reach another."""
+        self._sent_blindly = True
         arrival_s = self.workload.requests.arrival_s
         for index in self.workload.take(math.inf):
             replica = self.router.choose(index)
-            replica.in_flight += 1
             replica.sent += 1
             self.homes[index] = replica.number
-            replica.mailbox.post(arrival_s[index], index)
+            replica.mailbox.post(arrival_s[index] + self._delay_s, index)
         for replica in self._replicas:
             replica.engine.door.reset_wake()
             self.reschedule(replica)
 
     def _hear(self, replica: Replica, index: int, at: float, error: str | None) -> bool:
         """Hear that a request is over; return whether its client comes back."""
-        self.at(at, self.count_off, replica)
+        if not self._sent_blindly:
+            self.at(at, self.count_off, replica)
         comes_back = self.workload.finished(index, at, error)
         if error is not None:  # it was the engine's door that found out, which may let in more at once
             if self.workload.next_due() <= replica.engine.now:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, ClassVar
 
 from servesim.workload.seeds import random_stream
@@ -59,10 +60,37 @@ class Random(Router):
 
 
 class LeastLoaded(Router):
+    """Keeps a heap of loads, into which every change is put; an entry that is no longer true is passed over."""
+
     about = "the fewest requests in flight; of equals, the one that has waited longest for a request"
 
+    def __init__(self, replicas: list[Replica], requests: Requests, seed: int) -> None:
+        super().__init__(replicas, requests, seed)
+        self._heap: list[tuple[int, int, int, Replica]] = []
+        self._known: list[Replica] = []
+
     def choose(self, index: int) -> Replica:
-        return min(self.replicas, key=_load)
+        if self._known != self.replicas or len(self._heap) > 16 * len(self.replicas):
+            self._begin_anew()
+        heap = self._heap
+        while True:
+            in_flight, last_sent, _, replica = heap[0]
+            if in_flight == replica.in_flight and last_sent == replica.last_sent:
+                return replica
+            heappop(heap)
+
+    def changed(self, replica: Replica) -> None:
+        """Hear that the load of one of the replicas is another one."""
+        heappush(self._heap, (replica.in_flight, replica.last_sent, replica.number, replica))
+
+    def _begin_anew(self) -> None:
+        for replica in self._known:
+            replica.when_changed = None
+        self._known = self.replicas[:]
+        self._heap.clear()
+        for replica in self._known:
+            replica.when_changed = self.changed
+            self.changed(replica)
 
 
 class LeastKv(Router):
