@@ -8,8 +8,8 @@ A step costs what changes, not what exists. Nothing happens to a sequence betwee
 the step that ends it, so nobody visits it: decoding sequences are a count, a sum of contexts and a clock, `tick`, that
 ticks once per step that decodes. A sequence that joins with r tokens to go is filed under tick + r; it needs a new
 block whenever its context is a multiple of the block size, so the blocks that a step needs are one counter, by phase of
-the clock. `_steady` runs the steps in which nothing else happens, `_step` the others, and `_contend` replaces the part
-of `_step` that serves `running` where blocks or tokens run short: it walks the list, as the textbook does.
+the clock. `_steady` runs the steps in which nothing else happens, `_glide` a stretch of them at one go, `_step` the
+others. Who gets what is decided by `scheduler` (those that run) and `admission` (those that wait).
 
 What it does not know: hardware (the cost model gives seconds), why requests arrive (the workload knows), what a client
 does with its tokens.
@@ -19,32 +19,27 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterable, Iterator
-from itertools import accumulate, chain, repeat
+from collections.abc import Callable, Iterable
+from itertools import accumulate, repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from servesim.engine.adapters import AdapterCost, Adapters
-from servesim.engine.blocks import BlockPool
+from servesim.engine.adapters import AdapterCost
+from servesim.engine.admission import Admission
 from servesim.engine.closing import close
-from servesim.engine.config import RULES, EngineConfig
-from servesim.engine.decoding import Decoding
+from servesim.engine.config import EngineConfig
 from servesim.engine.door import Door
 from servesim.engine.observation import Observation, StepWatch
-from servesim.engine.policy import POLICIES, Waiter, waiting_queue
+from servesim.engine.scheduler import Chunk
 from servesim.engine.screen import Screen
-from servesim.engine.sequence import DECODE, ENDED, PREFILL, WAITING, Sequence
+from servesim.engine.sequence import DECODE, ENDED, WAITING, Sequence
 from servesim.engine.speculation import Speculation
-from servesim.engine.tiers import Tiers
 from servesim.errors import RunError
-from servesim.records import EngineTotals, Outcome, Records, Run, StepLog
+from servesim.records import Outcome, Records, Run
 from servesim.workload.workload import Workload
 
 if TYPE_CHECKING:
     from servesim.cost.model import CostModel
-
-Chunk = tuple[Sequence, int]
-"""Tokens of a prompt, or of what a preemption threw away, that one step computes."""
 
 COMPLETED = int(Outcome.COMPLETED)
 
@@ -52,7 +47,7 @@ FEW = 4
 """Up to so many decoding sequences, the next to finish is found by looking at all of them."""
 
 
-class Engine:
+class Engine(Admission):
     """One engine under `config`, fed by `workload`, with step times from `cost`.
 
     `advance(until)` runs every step that starts before `until`; `run()` then gives the run. An `observer` is called
@@ -70,57 +65,16 @@ class Engine:
         screen: Screen | None = None,
         records: Records | None = None,
     ) -> None:
-        requests = workload.requests
-        self.config = config
-        self.cost = cost
-        self.workload = workload
-        self.rules = RULES[config.rules]
-        self.policy = POLICIES[config.policy]
-        self.watch = None if observer is None else StepWatch(observer)
-        self.now = 0.0
+        super().__init__(config, workload, screen, records)
+        self.cost = cost if self.adapters is None else AdapterCost(cost, self.adapters)
         self.until = math.inf  # how far it was last told to advance
-        self.records = Records(len(requests)) if records is None else records
-        self.abandoned: list[tuple[int, int]] = []  # as in `Records`, of this engine's steps
-        self.log = StepLog()
-        self.totals = EngineTotals(num_blocks=config.num_blocks)
+        self.watch = None if observer is None else StepWatch(observer)
+        self.on_chunks: Callable[[list[Chunk], float, float], None] | None = None  # told after each step that has any
         self.wasted_tokens = 0  # computed for clients that had left by the end
-        self.screen = Screen(config, requests) if screen is None else screen
-        self.targets = self.screen.targets
-        self.running: dict[int, Sequence] = {}  # by order of admission
-        self.waiting = waiting_queue(self.policy, requests, self.targets)
-        self.blocked = False  # the head of `waiting` cannot enter until something changes
-        self.decoding = Decoding(config.block_size)
-        self.prefilling: list[Sequence] = []  # running, in mid-prefill, in their order
-        self.ended: list[Sequence] = []  # asynchronous: last token sampled, not yet released
-        self.stalled: set[Sequence] = set()  # decoding, but left out of the last step
-        self.pool = BlockPool(
-            config.num_blocks,
-            config.block_size,
-            keyless_to_front=self.rules.keyless_to_front or not config.prefix_caching,
-            key_lag=int(config.async_scheduling),
-            holders=self.holders,
-            tiers=Tiers(config.kv_tiers) if config.kv_tiers and config.prefix_caching else None,
-        )
-        self.adapters: Adapters | None = None
-        if config.adapters is not None and requests.adapters is not None:
-            self.adapters = Adapters(config.adapters, requests.adapters)
-            self.cost = AdapterCost(cost, self.adapters)
         self.speculation: Speculation | None = None
         if config.spec_tokens:
             self.speculation = Speculation(config.spec_tokens, config.acceptance, config.seed)
         self.door = Door(self)
-        # Prefill and decode apart: what is left to a link to bring away, and what a link has brought.
-        self.hand_over: Callable[[Sequence], None] | None = None
-        self.handed: dict[int, Sequence] = {}  # out of `running`, but their blocks are still being read
-        self.on_chunks: Callable[[list[Chunk], float, float], None] | None = None  # told after each step that has any
-        self.incoming: dict[int, Sequence] = {}  # due requests whose KV has come from elsewhere
-        self._contents = requests.content if config.prefix_caching else None
-        self._admitted = 0  # admissions so far: the next sequence's order
-        self._unordered = config.long_prefill_token_threshold > 0  # sequences may finish out of their order
-        self._preempted: list[Sequence] = []  # in this step
-        self._passed_over: list[Waiter] = []  # in this step: their adapters may not run
-        self._fetch_s = 0.0  # what this step brings to the device takes: KV from tiers below, adapters
-        self._drops_the_youngest = self.policy.victim is None and not config.prefix_caching and not self._unordered
         self._least_step_s = cost.decode(1, 1)
         self._lone_s: list[float] = []  # seconds of a step of one decoding sequence, by its context
 
@@ -192,39 +146,6 @@ class Engine:
         self.wasted_tokens += max(computed, sequence.high_water)
         self._interrupt(sequence, len(self.log))
 
-    def limit_to(self, screen: Screen) -> None:
-        """Take other targets than the requests' own, before anything has run."""
-        self.screen, self.targets = screen, screen.targets
-        self.waiting = waiting_queue(self.policy, self.workload.requests, self.targets)
-
-    def cached_tokens(self, sequence: Sequence) -> int:
-        """Return how many tokens of a sequence that is not here yet its prefix cache holds now."""
-        self.name_content(sequence)
-        return self.pool.look_up(sequence, self.decoding.tick)[0] * self.config.block_size
-
-    def name_content(self, sequence: Sequence) -> None:
-        """Give `sequence` the chains of this engine's cache that it shares, if there is a prefix cache."""
-        if self._contents is not None:
-            adapter = None if self.adapters is None else self.adapters.names[sequence.index]
-            sequence.segments = self.pool.segments(self._contents[sequence.index], adapter)
-
-    def holders(self) -> Iterable[Sequence]:
-        """Return every sequence that holds blocks."""
-        return chain(self.running.values(), self.handed.values())
-
-    def live_indices(self) -> Iterator[int]:
-        """Yield the requests that are in the engine, running or waiting."""
-        for sequence in self.running.values():
-            yield sequence.index
-        for waiter in self.waiting:
-            yield waiter.index if isinstance(waiter, Sequence) else waiter
-
-    def free_handed(self, sequence: Sequence) -> None:
-        """Give back the blocks of a sequence that a link has brought away."""
-        del self.handed[sequence.order]
-        self.pool.release(sequence, -(-sequence.computed // self.config.block_size))
-        self.blocked = False
-
     # Steps in which nothing but decoding happens
 
     def _steady(self, until: float) -> bool:
@@ -277,7 +198,7 @@ class Engine:
         steps = min(decoding.buckets) - tick
         if (steps // block_size + 1) * count > pool.keyless:
             return False
-        if count == 1:
+        if count == 1 and self.adapters is None:
             lone_s = self._lone_s
             if len(lone_s) <= context + steps:
                 lone_s.extend(map(self.cost.decode, repeat(1), range(len(lone_s), context + steps + 1)))
@@ -377,252 +298,6 @@ class Engine:
         if self.watch is not None:
             self.watch.done(self, released if config.async_scheduling else finished)
             self.door.reset_wake()  # an observer may count steps for a workload that goes by them
-
-    def _plan(self, chunks: list[Chunk], budget: int, threshold: int) -> bool:
-        """Put into `chunks` what running prefills get; False if blocks, or tokens in the midst of `running`, run short.
-
-        Without a threshold at most one running sequence is in mid-prefill, and it is the youngest.
-        """
-        if self.stalled:
-            return False
-        block_size, decoding = self.config.block_size, self.decoding
-        budget -= decoding.count
-        free = self.pool.free - decoding.blocks_needed()
-        for sequence in self.prefilling:
-            tokens = sequence.prompt + sequence.outputs - sequence.computed
-            if 0 < threshold < tokens:
-                tokens = threshold
-            if tokens > budget:
-                if self.config.long_prefill_token_threshold:
-                    return False
-                tokens = budget
-            if tokens > 0:
-                budget -= tokens
-                free -= -(-(sequence.computed + tokens) // block_size) + -sequence.computed // block_size
-                chunks.append((sequence, tokens))
-        return free >= 0
-
-    def _shed(self, chunks: list[Chunk], budget: int, step: int) -> bool:
-        """Preempt the youngest until the blocks suffice for all others, and plan those: what `_contend` comes to where
-        the victim is the last of `running`, nobody is cut short and no block is shared."""
-        planned = False
-        while not planned:
-            chunks.clear()
-            self._preempt(self.running[next(reversed(self.running))], step, 0, 0)
-            planned = self._plan(chunks, budget, 0)
-        return True
-
-    def _contend(self, chunks: list[Chunk], step: int, budget: int, threshold: int) -> tuple[int, int, int, int]:
-        """Serve `running` one by one where blocks or tokens run short, preempting until the blocks suffice.
-
-        Returns how many decoding sequences are served, the sum of their contexts, how many of them had been left out
-        of the step before, and the budget that is left.
-        """
-        block_size, pool, tick = self.config.block_size, self.pool, self.decoding.tick
-        running = list(self.running.values())
-        served: dict[Sequence, int] = {}
-        position = 0
-        while position < len(running) and budget > 0:
-            sequence = running[position]
-            if sequence.state == ENDED:
-                position += 1
-                continue
-            if sequence.state == DECODE:
-                computed, tokens = sequence.base + tick, 1
-            else:
-                computed = sequence.computed
-                tokens = sequence.prompt + sequence.outputs - computed
-                if 0 < threshold < tokens:
-                    tokens = threshold
-                tokens = min(tokens, budget)
-            need = -(-(computed + tokens) // block_size) + -computed // block_size
-            while need > pool.free and sequence.state != WAITING:
-                victim = self._pick_victim(running)
-                running.remove(victim)
-                undone = served.pop(victim, 0)
-                if undone:
-                    budget += undone
-                    position -= 1
-                self._preempt(victim, step, undone, sequence.order - 1)
-            if sequence.state == WAITING:  # it was its own victim: the loop over `running` ends
-                break
-            if sequence.state == DECODE:
-                pool.take(need)
-            else:
-                self._compute(sequence, tokens)
-            served[sequence] = tokens
-            budget -= tokens
-            position += 1
-
-        decoding = [sequence for sequence in served if sequence.state == DECODE]
-        chunks.extend((sequence, tokens) for sequence, tokens in served.items() if sequence.state == PREFILL)
-        context = sum(sequence.base + tick + 1 for sequence in decoding)
-        rejoined = sum(sequence in self.stalled for sequence in decoding)
-        if served:
-            left_out = [sequence for sequence in running if sequence.state == DECODE and sequence not in served]
-            for sequence in left_out:
-                self._stall(sequence, step, bool(decoding))
-            self.stalled = set(left_out)
-        return len(decoding), context, rejoined, budget
-
-    def _pick_victim(self, running: list[Sequence]) -> Sequence:
-        key = self.policy.victim
-        if key is None:
-            return running[-1]
-        requests, targets = self.workload.requests, self.targets
-        return max(running, key=lambda sequence: key(requests, targets, sequence.index))
-
-    def _compute(self, sequence: Sequence, tokens: int) -> None:
-        """Take the blocks for the next `tokens` of a running prefill and give the full ones their keys."""
-        block_size = self.config.block_size
-        before, after = sequence.computed, sequence.computed + tokens
-        sequence.computed = after
-        self.pool.take(-(-after // block_size) + -before // block_size)
-        if self.config.prefix_caching:
-            self.pool.give_keys(sequence, after // block_size, self.decoding.tick + 1, sequence.order)
-
-    def _admit(self, chunks: list[Chunk], budget: int, threshold: int) -> None:
-        """Admit from `waiting`; those whose adapter may not run now keep their places and let others pass."""
-        self._admit_heads(chunks, budget, threshold)
-        if self._passed_over:
-            for waiter in reversed(self._passed_over):
-                self.waiting.appendleft(waiter)
-            self._passed_over.clear()
-            self.blocked = False
-
-    def _admit_heads(self, chunks: list[Chunk], budget: int, threshold: int) -> None:
-        """Admit from the head of `waiting` until seats, budget or blocks end; the head blocks everybody behind it."""
-        config, pool, running, waiting, records = self.config, self.pool, self.running, self.waiting, self.records
-        prompts, targets, contents = self.workload.requests.prompt_tokens, self.targets, self._contents
-        block_size, caching, max_num_seqs = config.block_size, config.prefix_caching, config.max_num_seqs
-        door, totals, tick = self.door, self.totals, self.decoding.tick + 1
-        whole = self.rules.whole_sequence_must_fit and config.reserve_full_isl
-        while waiting and budget > 0:
-            if len(running) >= max_num_seqs:
-                self.blocked = True
-                return
-            head = waiting[0]
-            sequence: Sequence | None = None
-            if isinstance(head, Sequence):
-                sequence, index = head, head.index
-                length = sequence.prompt + sequence.outputs
-            else:
-                index = head
-                length = prompts[index]
-                if contents is not None and contents[index]:
-                    sequence = Sequence(index, length, targets[index])
-                    self.name_content(sequence)
-            if self.adapters is not None and not self.adapters.admits(index):
-                self._passed_over.append(waiting.popleft())
-                continue
-            hits = lying = 0
-            if sequence is not None and sequence.segments:
-                hits, lying = pool.look_up(sequence, tick)
-            below = 0  # blocks that come back from the tiers below
-            if pool.tiers is not None and sequence is not None and sequence.segments:
-                below = sum(pool.tiers.look_up(sequence, hits, (length - 1) // block_size))
-            cached = (hits + below) * block_size
-            if sequence is not None and sequence.received and sequence.state != WAITING:
-                if sequence.outputs == sequence.target:
-                    self._hand_out_only_token(sequence)
-                    continue
-                cached = sequence.received - max(0, sequence.promised - cached)
-            tokens = length - cached
-            if 0 < threshold < tokens:
-                tokens = threshold
-            cut = tokens > budget
-            if cut:
-                if not config.chunked_prefill:
-                    self.blocked = not chunks
-                    return
-                tokens = budget
-            after = cached + tokens
-            first = -(-after // block_size) - hits
-            need = lying + (-(-length // block_size) - hits if whole else first)
-            if running:
-                need += config.watermark_blocks
-            if need > pool.keyless + pool.cached or (
-                config.max_tokens_in_flight and self._tokens_in_flight() + length > config.max_tokens_in_flight
-            ):
-                self.blocked = (whole or not cut) and not self._may_still_hit(sequence, chunks)
-                return
-
-            waiting.popleft()
-            if sequence is None:
-                sequence = Sequence(index, length, targets[index])
-            if self.watch is not None:
-                self.watch.admissions.append((sequence, sequence.state == WAITING, length, cached))
-            if self.adapters is not None:
-                self._fetch_s += self.adapters.enter(index)
-                self._lone_s.clear()
-            self._admitted = order = self._admitted + 1
-            sequence.order = order
-            running[order] = sequence
-            if sequence.state == WAITING:
-                self._resume(sequence, cached)
-            else:
-                records.admitted_s[index] = self.now
-                door.queued_tokens -= length
-                if caching:
-                    totals.looked_up_tokens += length
-                    if hits or below:
-                        records.cached_tokens[index] = (hits + below) * block_size
-                        totals.hit_tokens += (hits + below) * block_size
-                totals.saved_tokens += cached
-            if hits:
-                pool.hold(sequence, hits)
-            if below:
-                self._fetch_s += self._fetch(sequence, hits, (length - 1) // block_size)
-            if first <= pool.keyless:
-                pool.keyless -= first
-            else:
-                pool.take(first)
-            sequence.computed = after
-            if caching:
-                pool.give_keys(sequence, after // block_size, tick)
-            if after < length:
-                self.prefilling.append(sequence)
-            chunks.append((sequence, tokens))
-            budget -= tokens
-
-    def _fetch(self, sequence: Sequence, hits: int, cap: int) -> float:
-        """Bring blocks back from the tiers below; return the seconds that takes."""
-        tiers = self.pool.tiers
-        assert tiers is not None
-        counts = tiers.look_up(sequence, hits, cap)
-        tiers.fetch(sequence, hits, cap)
-        self.totals.fetched_tokens += sum(counts) * self.config.block_size
-        return sum(count * tier.config.block_s for count, tier in zip(counts, tiers.tiers, strict=True))
-
-    def _hand_out_only_token(self, sequence: Sequence) -> None:
-        """Complete a request that came with its one token: nothing is left to compute."""
-        self.waiting.popleft()
-        self.records.admitted_s[sequence.index] = self.now
-        self.records.outcome[sequence.index] = COMPLETED
-        self.records.output_tokens[sequence.index] = 1
-        self.totals.saved_tokens += sequence.prompt
-        self.door.left([sequence])
-
-    def _resume(self, sequence: Sequence, cached: int) -> None:
-        sequence.state = PREFILL
-        spans = self.records.preempted[sequence.index]
-        spans[-1] = spans[-1][0], self.now
-        self.totals.saved_tokens += max(0, cached - sequence.high_water)
-
-    def _may_still_hit(self, sequence: Sequence | None, chunks: list[Chunk]) -> bool:
-        """Tell whether a blocked head may find more blocks without anything being released."""
-        if sequence is None or not sequence.segments:
-            return False
-        return bool(chunks or self.prefilling) or any(chain.tips for chain, _ in sequence.segments)
-
-    def _tokens_in_flight(self) -> int:
-        """Return the sum of `length` over running sequences, tokens on their way counted as known."""
-        total = self.decoding.context + self.decoding.count
-        if self.decoding.count < len(self.running):
-            for sequence in self.running.values():
-                if sequence.state != DECODE:
-                    total += sequence.prompt + sequence.outputs
-        return total
 
     def _log_chunks(self, step: int, chunks: list[Chunk]) -> None:
         total = recomputed = 0
@@ -746,58 +421,9 @@ class Engine:
                 del running[sequence.order]
                 if self.adapters is not None:
                     self.adapters.leave(sequence.index)
-                    self._lone_s.clear()
             outcome[sequence.index] = COMPLETED
             output_tokens[sequence.index] = sequence.target
         self.door.left(sequences)
-
-    def _preempt(self, victim: Sequence, step: int, undone: int, before: int) -> None:
-        """Drop `victim`: its blocks are released, it waits at the front (or by its key) to be computed again."""
-        self._interrupt(victim, step, undone, before)
-        victim.state = WAITING
-        self.waiting.appendleft(victim)
-        self.records.preempted.setdefault(victim.index, []).append((self.now, math.nan))
-        self.totals.preemptions += 1
-        self._preempted.append(victim)
-
-    def _interrupt(self, sequence: Sequence, step: int, undone: int = 0, before: int = 0) -> None:
-        """Take a sequence out of `running` before `step` and give back its blocks.
-
-        `undone`: tokens that this step had given it already; it has served those whose order is at most `before`.
-        """
-        block_size, pool, tick = self.config.block_size, self.pool, self.decoding.tick
-        keyed = sequence.keyed
-        if sequence.state == DECODE:
-            self.decoding.remove(sequence)
-            if sequence.piece < step:
-                self.records.pieces.setdefault(sequence.index, []).append((sequence.piece, step - 1))
-            self.stalled.discard(sequence)
-            sequence.high_water = max(sequence.high_water, sequence.computed)
-            sequence.computed += undone
-            keyed = (sequence.computed - pool.key_lag) // block_size
-        elif sequence in self.prefilling:
-            self.prefilling.remove(sequence)
-        if self.config.prefix_caching:
-            pool.settle(sequence, keyed, tick + 1, before)
-            if sequence.state != ENDED:
-                pool.keep_for_resume(sequence)
-        pool.release(sequence, -(-sequence.computed // block_size))
-        sequence.computed = 0
-        del self.running[sequence.order]
-        if self.adapters is not None:
-            self.adapters.leave(sequence.index)
-            self._lone_s.clear()
-        self.blocked = False
-
-    def _stall(self, sequence: Sequence, step: int, ticking: bool) -> None:
-        """Leave a decoding sequence out of `step`, in which others decode (`ticking`) or none does."""
-        if sequence.piece < step:
-            self.records.pieces.setdefault(sequence.index, []).append((sequence.piece, step - 1))
-        sequence.piece = step + 1
-        if ticking:
-            self.pool.settle_chains(sequence, self.decoding.tick)
-            self.decoding.hold_back(sequence)
-            self._unordered = True
 
     def _join_pieces(self, sequence: Sequence, step: int) -> None:
         """Undo the break in a sequence's tokens if it lost no step: it came back after one that took no time."""

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from servesim.engine.sequence import DECODE, Sequence
 
 if TYPE_CHECKING:
-    from servesim.engine.engine import Chunk, Engine
+    from servesim.engine.engine import Engine
+    from servesim.engine.scheduler import Chunk
 
 Observation = dict[str, Any]
 """One step: `step`, `arrived`, `scheduled` {index: tokens}, `admitted`, `resumed`, `prefix` {index: {queries, hits}}

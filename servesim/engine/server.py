@@ -249,10 +249,6 @@ def _warnings(spec: ServerSpec, asked: ServerSpec, hardware: Hardware, plan: Cap
         warnings.append("the roofline leaves out the communication of tensor parallelism: times are a lower bound")
     if spec.pipeline_parallel_size > 1 and spec.cost_model == "roofline":
         warnings.append("the roofline takes a step through all pipeline stages before the next: no two batches overlap")
-    if spec.data_parallel_size > 1:
-        warnings.append(
-            f"one of {spec.data_parallel_size} data-parallel ranks is simulated: give it that share of the load"
-        )
     warnings += [
         f"{name} is {value:g}, above 1: steps may be faster than the datasheet of {hardware.name} allows"
         for name, value in (("mfu", hardware.mfu), ("mbu", hardware.mbu))
