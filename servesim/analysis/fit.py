@@ -131,11 +131,12 @@ def least_squares(
     *,
     tolerance: float = 1e-4,
     max_evaluations: int = 200,
+    careful: bool = True,
 ) -> Solution:
     """Return the parameters that make the sum of squared residuals (and priors) least.
 
     It ends when a step promises less than the share `tolerance` of that sum, or moves no parameter by more than
-    `tolerance` in its own coordinate.
+    `tolerance` in its own coordinate. Unless it need not be `careful`, a Jacobian of its own tells the errors.
 
     >>> line = [(1.0, 5.0), (2.0, 7.0), (3.0, 9.0)]
     >>> slope = Parameter(name="slope", start=1.0, low=0.1, high=10.0)
@@ -144,14 +145,19 @@ def least_squares(
     >>> round(found.values["slope"], 6), round(found.values["offset"], 6)
     (2.0, 3.0)
     """
-    return _Marquardt(residuals, tuple(parameters), tolerance, max_evaluations).solve()
+    return _Marquardt(residuals, tuple(parameters), tolerance, max_evaluations, careful).solve()
 
 
 class _Marquardt:
     """One search: the point it is at, the Jacobian as it is known there, and how far a step is trusted."""
 
     def __init__(
-        self, residuals: Residuals, parameters: tuple[Parameter, ...], tolerance: float, max_evaluations: int
+        self,
+        residuals: Residuals,
+        parameters: tuple[Parameter, ...],
+        tolerance: float,
+        max_evaluations: int,
+        careful: bool,
     ) -> None:
         if not parameters:
             raise InputError("a fit needs a parameter")
@@ -159,6 +165,7 @@ class _Marquardt:
         self.parameters = parameters
         self.tolerance = tolerance
         self.max_evaluations = max_evaluations
+        self.careful = careful
         self.evaluations = 0
         self.low = [parameter.inside(parameter.low) for parameter in parameters]
         self.high = [parameter.inside(parameter.high) for parameter in parameters]
@@ -195,9 +202,7 @@ class _Marquardt:
                 converged = True
             else:
                 damping *= 10
-        if not fresh:
-            jacobian = self._differences()
-        return self._solution(jacobian, converged)
+        return self._solution(self._central_differences() if self.careful else jacobian, converged)
 
     def _evaluate(self, at: Vector) -> Vector:
         self.evaluations += 1
@@ -214,6 +219,18 @@ class _Marquardt:
             move = parameter.step if self.at[place] + parameter.step <= self.high[place] else -parameter.step
             there = self._evaluate([*self.at[:place], self.at[place] + move, *self.at[place + 1 :]])
             columns.append([(b - a) / move for a, b in zip(self.here, there, strict=True)])
+        return [list(row) for row in zip(*columns, strict=True)]
+
+    def _central_differences(self) -> Matrix:
+        """Return the Jacobian from both sides and from further away: what errors are judged by, kinks apart."""
+        columns = []
+        for place, parameter in enumerate(self.parameters):
+            ends = [
+                min(max(self.at[place] + move, self.low[place]), self.high[place])
+                for move in (-2 * parameter.step, 2 * parameter.step)
+            ]
+            below, above = (self._evaluate([*self.at[:place], end, *self.at[place + 1 :]]) for end in ends)
+            columns.append([(b - a) / (ends[1] - ends[0]) for a, b in zip(below, above, strict=True)])
         return [list(row) for row in zip(*columns, strict=True)]
 
     def _prior(self, at: Vector, place: int) -> float:

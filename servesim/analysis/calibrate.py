@@ -1,0 +1,391 @@
+"""Which device was it? The parameters of a cost model from measurements of real runs, and how well they are told.
+
+Every trial is a prediction of every measurement by the simulator itself, so that a queue in a measurement is a queue in
+its prediction; least squares on the logarithm of the ratio finds the parameters. The roofline's three may start from a
+closed form (`closed_form`), the detailed model's from its defaults, which also hold whatever the runs do not tell:
+without parameters asked for by name every one is free within its `GUESS`, a prior. Which parameters the data cannot
+tell, and what run would, is part of the answer.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from servesim.analysis.closed_form import roofline_from
+from servesim.analysis.fit import Parameter, Solution, least_squares
+from servesim.analysis.measurement import Measurement
+from servesim.catalog.hardware import HARDWARE, Hardware
+from servesim.catalog.hardware_file import device_document
+from servesim.cost.parameters import BOUNDS, DetailedParameters
+from servesim.errors import InputError
+from servesim.units import suggest
+
+ROOFLINE_BOUNDS: dict[str, tuple[float, float]] = {"mfu": (1e-4, 10.0), "mbu": (1e-3, 5.0), "overhead_ms": (0.0, 1e4)}
+
+GUESS: dict[str, float] = {
+    "mfu": 0.5,
+    "mbu": 0.3,
+    "overhead_ms": 1.0,
+    "kv_mbu": 0.3,
+    "ingest_ms": 1.0,
+    "request_ms": 1.0,
+    "sequence_us": 0.7,
+    "mixed_kv": 0.4,
+    "attention_mfu": 0.5,
+    "eager_layer_us": 1.0,
+    "layer_us": 0.7,
+    "decode_work": 0.3,
+    "allreduce_us": 0.7,
+}
+"""How far each parameter of the detailed model may be from its default, as a standard error of its logarithm: what two
+cards' kernel tables and the published fits differ by. The rest (`softness`, ...) are only fitted by name."""
+
+PHYSICAL = ("mfu", "mbu", "kv_mbu", "attention_mfu", "bus_share")
+"""Shares of a datasheet's peak: above 1 they say that something else was not what it was taken for."""
+
+REMEDIES: tuple[tuple[frozenset[str], str], ...] = (
+    (frozenset({"overhead_ms", "mbu"}), "add a run at concurrency 32 or more"),
+    (frozenset({"overhead_ms", "mfu"}), "add a run with prompts of 1,024 tokens or more"),
+    (frozenset({"overhead_ms", "sequence_us"}), "add a run at another concurrency: 1 beside 32 or more"),
+    (frozenset({"mfu", "request_ms"}), "add a run with prompts of another length"),
+    (frozenset({"ingest_ms", "request_ms"}), "add a run at concurrency 1 beside one at 32 or more"),
+    (frozenset({"mfu"}), "add a run with prompts of 1,024 tokens or more"),
+    (frozenset({"mbu"}), "add a run at concurrency 1"),
+    (frozenset({"kv_mbu"}), "add a run at concurrency 32 or more with contexts of 4,096 tokens or more"),
+    (frozenset({"mixed_kv"}), "add a run at concurrency 32 or more with short outputs"),
+    (frozenset({"decode_work"}), "add a run at concurrency 32 or more"),
+    (frozenset({"allreduce_us"}), "add a run at another tensor-parallel size"),
+    (frozenset({"overhead_ms"}), "add a run at concurrency 1 with short prompts"),
+    (frozenset({"ingest_ms"}), "add a run at concurrency 1 with short prompts"),
+)
+"""What tells parameters apart that the runs at hand do not; the first that the group contains."""
+
+FINE = 0.10  # a fit whose points are further off than this, on average, is warned of
+USELESS = 0.50
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Point:
+    """One figure of one measurement, beside the fit's."""
+
+    label: str
+    figure: str
+    measured_s: float
+    predicted_s: float
+
+    @property
+    def error(self) -> float:
+        """How far the prediction is off, relative to what was measured."""
+        return self.predicted_s / self.measured_s - 1
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Calibration:
+    """A device with the figures that measurements of it told."""
+
+    hardware: Hardware
+    base: Hardware
+    cost_model: str
+    solution: Solution
+    start: str  # where the search began
+    points: tuple[Point, ...]
+    warnings: tuple[str, ...]
+    hints: tuple[str, ...]  # what the runs do not tell, and which would
+    weights: tuple[float, ...] = ()  # the standard errors that the residuals are in units of
+
+    @property
+    def mean_error(self) -> float:
+        """Return the mean absolute error of all points."""
+        return statistics.fmean(abs(point.error) for point in self.points)
+
+    @property
+    def worst_error(self) -> float:
+        return max(abs(point.error) for point in self.points)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fit as a JSON object, with times in milliseconds; a parameter that nothing tells has no error."""
+        solution = self.solution
+        rows = []
+        for parameter in solution.parameters:
+            name = parameter.name
+            error = solution.errors[name]
+            relative = parameter.log
+            rows.append(
+                {
+                    "name": name,
+                    "value": solution.values[name],
+                    "start": parameter.start,
+                    "relative_error": error if relative and math.isfinite(error) else None,
+                    "absolute_error": error * parameter.scale if not relative and math.isfinite(error) else None,
+                    "sensitivity": self._sensitivity(parameter),
+                    "told": None if parameter.prior is None else solution.told[name],
+                }
+            )
+        points = [
+            {
+                "label": point.label,
+                "figure": point.figure,
+                "measured_ms": point.measured_s * 1e3,
+                "predicted_ms": point.predicted_s * 1e3,
+                "error": point.error,
+            }
+            for point in self.points
+        ]
+        return {
+            "cost_model": self.cost_model,
+            "start": self.start,
+            "evaluations": solution.evaluations,
+            "converged": solution.converged,
+            "parameters": rows,
+            "points": points,
+            "mean_error": self.mean_error,
+            "worst_error": self.worst_error,
+            "hints": list(self.hints),
+            "warnings": list(self.warnings),
+            "preset": self.preset(),
+        }
+
+    def preset(self) -> dict[str, Any]:
+        """Return the fitted device as the shortest file that `--hardware` reads: its base and what differs."""
+        name = f"{self.base.name.removesuffix('-fitted')}-fitted"
+        if self.base.name not in HARDWARE:  # a file's own device: nothing to refer to
+            return {**device_document(self.hardware), "name": name}
+        changed: dict[str, Any] = {"name": name, "base": self.base.name}
+        if self.cost_model == "roofline":
+            changed |= {name: _rounded(getattr(self.hardware, name)) for name in ROOFLINE_BOUNDS}
+        else:
+            changed["detailed"] = {name: _rounded(value) for name, value in (self.hardware.detailed or {}).items()}
+        return {**changed, "fitted": self.hardware.fitted}
+
+    def _sensitivity(self, parameter: Parameter) -> float:
+        """Return by how much the points move, on average and relative, for 10 % more of a parameter."""
+        jacobian, solution = self.solution.jacobian, self.solution
+        place = solution.parameters.index(parameter)
+        value = solution.values[parameter.name]
+        move = math.log(1.1) if parameter.log else 0.1 * value / parameter.scale
+        weights = self.weights or (1.0,) * len(jacobian)
+        moved = [(row[place] * move * weight) ** 2 for row, weight in zip(jacobian, weights, strict=True)]
+        return math.sqrt(statistics.fmean(moved)) if moved else 0.0
+
+    @property
+    def usable(self) -> bool:
+        """Return whether the fit says anything: its points are nearer than by half on average."""
+        return self.mean_error <= USELESS
+
+
+def calibrate(
+    measurements: Sequence[Measurement],
+    *,
+    cost_model: str = "roofline",
+    names: Sequence[str] = (),
+    max_evaluations: int = 120,
+    tolerance: float = 1e-4,
+    guess: Callable[[Parameter], Parameter] | None = None,
+    careful: bool = True,
+) -> Calibration:
+    """Fit `names` (none: all that make sense) of the cost model to the measurements.
+
+    All must be of one device; their models and limits may differ. `guess` may change a parameter's start or bounds;
+    a fit that is not `careful` takes less care of the errors of its parameters.
+    Raises `InputError` for measurements of several devices or names that are no parameter.
+    """
+    if not measurements:
+        raise InputError("nothing to fit to; name a saved run, a report or a table")
+    devices = {measurement.server.hardware.name: measurement.server.hardware for measurement in measurements}
+    if len(devices) > 1:
+        raise InputError(f"the measurements are of {', '.join(sorted(devices))}; a fit is of one device")
+    (base,) = devices.values()
+    kind = FITTABLE.get(cost_model)
+    if kind is None:
+        raise suggest("cost model", cost_model, FITTABLE)
+    parameters, start = kind.parameters(base, measurements, names)
+    if guess is not None:
+        parameters = [guess(parameter) for parameter in parameters]
+
+    def device(values: Sequence[float]) -> Hardware:
+        return kind.device(base, {p.name: value for p, value in zip(parameters, values, strict=True)})
+
+    def residuals(values: list[float]) -> list[float]:
+        hardware, found = device(values), list[float]()
+        for measurement in measurements:
+            trial = measurement.on(hardware, cost_model)
+            found += trial.residuals(trial.predict())
+        return found
+
+    solution = least_squares(
+        residuals, parameters, tolerance=tolerance, max_evaluations=max_evaluations, careful=careful
+    )
+    hardware = device([solution.values[parameter.name] for parameter in parameters])
+    points = points_of(measurements, hardware, cost_model)
+    hints, untold = _hints(solution)
+    calibration = Calibration(
+        hardware=hardware,
+        base=base,
+        cost_model=cost_model,
+        solution=solution,
+        start=start,
+        points=points,
+        warnings=(),
+        hints=tuple(hints),
+        weights=tuple(m.errors[name] for m in measurements for name in m.figures),
+    )
+    told = _sentence(calibration, len(measurements))
+    return replace(
+        calibration,
+        hardware=replace(hardware, fitted=told),
+        warnings=tuple(_warnings(calibration, untold)),
+    )
+
+
+def points_of(measurements: Sequence[Measurement], hardware: Hardware, cost_model: str) -> tuple[Point, ...]:
+    """Return every figure of the measurements beside what `hardware` under `cost_model` makes of it."""
+    points = []
+    for measurement in measurements:
+        predicted = measurement.on(hardware, cost_model).predict()
+        points += [
+            Point(label=measurement.label, figure=name, measured_s=measured, predicted_s=predicted[name])
+            for name, measured in measurement.figures.items()
+        ]
+    return tuple(points)
+
+
+@dataclass(slots=True, frozen=True)
+class _Kind:
+    """What a fit needs to know of a cost model."""
+
+    parameters: Callable[[Hardware, Sequence[Measurement], Sequence[str]], tuple[list[Parameter], str]]
+    device: Callable[[Hardware, dict[str, float]], Hardware]
+
+
+def _roofline_parameters(
+    base: Hardware, measurements: Sequence[Measurement], names: Sequence[str]
+) -> tuple[list[Parameter], str]:
+    """Return mfu, mbu and overhead, from a closed form where two runs allow it."""
+    wanted = list(names) or list(ROOFLINE_BOUNDS)
+    for name in wanted:
+        if name not in ROOFLINE_BOUNDS:
+            raise suggest("parameter of the roofline", name, ROOFLINE_BOUNDS)
+    found = roofline_from(measurements) if len(wanted) == len(ROOFLINE_BOUNDS) else None
+    start = {"mfu": base.mfu, "mbu": base.mbu, "overhead_ms": base.overhead_ms}
+    told = f"the figures of {base.name}"
+    if found is not None:
+        start = {"mfu": found.mfu, "mbu": found.mbu, "overhead_ms": found.overhead_ms}
+        told = f"a closed form of {found.slow} and {found.fast}"
+    # An overhead may be 0: it is fitted as it is, in units of the fastest step that was seen.
+    step_ms = 1e3 * min(
+        (m.figures[name] for m in measurements for name in ("tpot_mean", "tpot_p50", "e2e_mean") if name in m.figures),
+        default=1e-2,
+    )
+    parameters = []
+    for name in wanted:
+        low, high = ROOFLINE_BOUNDS[name]
+        log = name != "overhead_ms"
+        at = min(max(start[name], low), high)
+        parameters.append(
+            Parameter(name=name, start=at, low=low, high=high, log=log, scale=1.0 if log else max(step_ms, 1e-3))
+        )
+    return parameters, told
+
+
+def _roofline_device(base: Hardware, values: dict[str, float]) -> Hardware:
+    return replace(base, **values)  # type: ignore[arg-type]
+
+
+def _detailed_parameters(
+    base: Hardware, measurements: Sequence[Measurement], names: Sequence[str]
+) -> tuple[list[Parameter], str]:
+    """Return the named parameters, free; or without names every one that makes sense, held by its `GUESS`."""
+    start = DetailedParameters.of(base).as_dict()
+    for name in names:
+        if name not in BOUNDS:
+            raise suggest("parameter of the detailed cost model", name, BOUNDS)
+    wanted = list(names) or [name for name in GUESS if _makes_sense(name, base, measurements)]
+    parameters = []
+    for name in wanted:
+        low, high = BOUNDS[name]
+        if name in PHYSICAL and not names:
+            high = max(1.0, start[name])
+        least = max(low, 1e-3 * max(start[name], 1.0) if low == 0.0 else low)
+        at = min(max(start[name], least), high)
+        parameters.append(
+            Parameter(name=name, start=at, low=least, high=high, prior=None if names else GUESS[name], step=0.03)
+        )
+    return parameters, f"the defaults of the detailed model on {base.name}"
+
+
+def _makes_sense(name: str, base: Hardware, measurements: Sequence[Measurement]) -> bool:
+    if name == "allreduce_us":
+        return any(measurement.server.spec.tensor_parallel_size > 1 for measurement in measurements)
+    if name in ("layer_us", "eager_layer_us", "mixed_kv"):
+        return base.kind == "gpu"
+    return True
+
+
+def _detailed_device(base: Hardware, values: dict[str, float]) -> Hardware:
+    return replace(base, detailed={**DetailedParameters.of(base).as_dict(), **values})
+
+
+FITTABLE: dict[str, _Kind] = {
+    "roofline": _Kind(_roofline_parameters, _roofline_device),
+    "detailed": _Kind(_detailed_parameters, _detailed_device),
+}
+"""The cost models that can be fitted."""
+
+
+def _rounded(value: float) -> float:
+    """Return a figure to five digits: more than any fit tells."""
+    return float(f"{value:.5g}")
+
+
+def _hints(solution: Solution) -> tuple[list[str], set[str]]:
+    """Return what the runs do not tell, in sentences with their remedies; and the names of what is not told."""
+    hints, names = list[str](), set[str]()
+    priors = {parameter.name for parameter in solution.parameters if parameter.prior is not None}
+    kept = [name for name in priors if solution.told[name] < 0.5]
+    for group in solution.untold():
+        if set(group) <= priors:
+            continue  # its default stands, which the table says
+        names.update(group)
+        remedy = next((text for wanted, text in REMEDIES if wanted <= set(group)), "add a run of another kind")
+        what = f"{' and '.join(group)} cannot be told apart" if len(group) > 1 else f"{group[0]} cannot be told"
+        hints.append(f"{what} from these runs: {remedy}")
+    kept.sort(key=[parameter.name for parameter in solution.parameters].index)
+    if kept:
+        advice = next((f": {text}" for wanted, text in REMEDIES if wanted <= set(kept)), "")
+        hints.append(f"these runs say little about {', '.join(kept)}, which stay near their defaults{advice}")
+    return hints, names
+
+
+def _warnings(calibration: Calibration, untold: set[str]) -> list[str]:
+    warnings, solution = [], calibration.solution
+    for parameter in solution.parameters:
+        value, name = solution.values[parameter.name], parameter.name
+        if name in PHYSICAL and value > 1:
+            warnings.append(
+                f"{name} is {value:.3g}, above 1: no device beats its datasheet, so another term is short of the truth "
+                "or the device is another one"
+            )
+        elif solution.at_bound(name) and name not in untold and solution.told[name] >= 0.5:
+            warnings.append(f"{name} ran into its bound, {value:.4g}")
+    if calibration.mean_error > FINE:
+        warnings.append(
+            f"the points are off by {calibration.mean_error:.0%} on average: these runs are not of one server as it "
+            "was described, or it does something that the model has no term for"
+        )
+    if not solution.converged:
+        warnings.append("the search ended before it had settled")
+    return warnings
+
+
+def _sentence(calibration: Calibration, runs: int) -> str:
+    """Return how the figures came about, in one sentence."""
+    names = ", ".join(parameter.name for parameter in calibration.solution.parameters)
+    return (
+        f"{names} of the {calibration.cost_model} model from {runs} measurement{'s' if runs > 1 else ''}, "
+        f"{len(calibration.points)} points: mean absolute error {calibration.mean_error:.1%}, "
+        f"at worst {calibration.worst_error:.1%}"
+    )

@@ -1,0 +1,106 @@
+"""`servesim calibrate`: the figures of a device from measurements of real runs, through the simulator itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from servesim.analysis.calibrate import FITTABLE, Calibration, calibrate
+from servesim.analysis.readings import read_measurements
+from servesim.catalog.hardware_file import device_document
+from servesim.cli.options import CONFIG, JSON, QUIET, SERVER_GROUPS, gather
+from servesim.cli.output import result_to
+from servesim.cli.parser import Group, Option, Parser
+from servesim.console import Console
+from servesim.engine.spec import SERVER_CHECKS, one_of, text
+from servesim.errors import InputError, RunError
+from servesim.report.calibration import calibration_text
+from servesim.report.documents import document, to_json
+from servesim.units import parse_list
+
+EXAMPLES = (
+    "servesim calibrate c1.jsonl c32.jsonl --hardware rtx-4090-24gb --model llama-3.1-8b -o fitted.json",
+    "servesim calibrate report.json run.jsonl table.csv --hardware l4-24gb --cost-model detailed",
+    "servesim calibrate c1.jsonl c32.jsonl --hardware l4-24gb --cost-model detailed --fit mfu,mbu,overhead_ms",
+    "servesim simulate --hardware fitted.json --concurrency 64",
+)
+
+ABOUT = """\
+Fit the cost model of a device to measurements: saved runs, reports (loadgen --json), an engine's log of requests, or
+tables (CSV or JSON: prompt_tokens, output_tokens, concurrency, ttft_ms, tpot_ms, e2e_s, ...), in any mixture. The last
+line is the fitted device; -o writes it as a file that --hardware takes. Exit 1: the fit is unusable."""
+
+# What a fit is asked to find, or makes no difference to it.
+_FITTED = ("mfu", "mbu", "step_overhead_s", "cost_model")
+
+FIT = Group(
+    "fit",
+    (
+        Option("--cost-model", "cost_model", f"what is fitted: {', '.join(FITTABLE)}", one_of("cost model", FITTABLE),
+               "NAME", "roofline"),
+        Option("--fit", "fit", "a comma list of the model's parameters, free of any guess", text, "NAMES",
+               "all that make sense"),
+        Option("--output", "output", "write the fitted device to FILE, for --hardware FILE", text, "FILE",
+               aliases=("-o",)),
+    ),
+)  # fmt: skip
+
+
+def build_parser() -> Parser:
+    server = tuple(
+        Group(group.title, tuple(option for option in group.options if option.key not in _FITTED))
+        for group in SERVER_GROUPS
+    )
+    parser = Parser(
+        "calibrate",
+        ABOUT,
+        EXAMPLES,
+        (FIT, *(group for group in server if group.options), Group("output", (JSON, CONFIG, QUIET))),
+    )
+    parser.usage = "servesim calibrate FILE... [options]"
+    parser.add_argument("files", nargs="*", metavar="FILE", help="a saved run, a report, an engine's log or a table")
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    parser = build_parser()
+    flags = parser.read(argv)
+    if flags is None:
+        return 0
+    files = flags.pop("files", None) or []
+    if not files:
+        raise InputError("name what was measured: a saved run, a report, an engine's log or a table")
+    values = gather(parser, flags)
+    console = Console(quiet=values.get("quiet", False))
+    options = {key: value for key, value in values.items() if key in SERVER_CHECKS and key not in _FITTED}
+    cost_model = values.get("cost_model", "roofline")
+    names = parse_list(values["fit"], text, "--fit") if "fit" in values else []
+    measurements = [found for path in files for found in read_measurements(path, options)]
+    if "output" in values:
+        with result_to(values["output"]) as keep:
+            fit = calibrate(measurements, cost_model=cost_model, names=names)
+            if fit.usable:
+                keep(to_json(_device(fit, files)))
+    else:
+        fit = calibrate(measurements, cost_model=cost_model, names=names)
+    told = fit.as_dict()
+    with result_to(None) as write:
+        if values.get("json"):
+            config = {**options, "cost_model": cost_model, "fit": values.get("fit"), "files": files}
+            write(to_json(document("calibrate", config, told)))
+            for warning in fit.warnings:
+                console.warn(warning)
+        else:
+            write(calibration_text(told))
+    if not fit.usable:
+        raise RunError(f"the fit is unusable: its points are off by {fit.mean_error:.0%} on average")
+    return 0
+
+
+def _device(fit: Calibration, files: Sequence[str]) -> dict[str, Any]:
+    """Return the file of the fitted device, with where its figures came from."""
+    preset = fit.preset()
+    told = fit.as_dict()
+    provenance = {key: told[key] for key in ("cost_model", "parameters", "points", "mean_error", "hints", "warnings")}
+    whole = device_document(fit.hardware, base=preset.get("base"), provenance={"files": list(files), **provenance})
+    return {**whole, "name": preset["name"]}

@@ -1,0 +1,75 @@
+"""A fit as text: its parameters with what the runs tell of each, every point's residual, and the preset on one line.
+
+Takes the JSON object of a calibration, so that a saved document prints as the fit did.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from servesim.units import format_number
+
+ABOUT: dict[str, str] = {
+    "mfu": "share of peak FLOP/s",
+    "mbu": "share of peak bandwidth, weights",
+    "overhead_ms": "host time of a step",
+    "kv_mbu": "share of peak bandwidth, KV reads",
+    "attention_mfu": "share of peak FLOP/s, prompt attention",
+    "mixed_kv": "KV reads beside a prompt, times",
+    "decode_work": "compute of a decoding token over a prompt's",
+    "softness": "p of the soft maximum",
+    "traffic_vectors": "vectors moved per token and layer",
+    "layer_us": "small kernels of a layer",
+    "eager_layer_us": "the same beside a prompt",
+    "sequence_us": "host time of a scheduled request",
+    "request_ms": "host time of a request's first step",
+    "ingest_ms": "from send to queue",
+    "allreduce_us": "latency of an all-reduce",
+    "bus_share": "share of the link's bandwidth",
+    "graph_limit": "largest CUDA graph",
+}
+
+
+def calibration_text(fit: Mapping[str, Any]) -> str:
+    """Return the block of a fit; its last line is the preset, a JSON object that `--hardware` reads from a file."""
+    mean, worst = fit["mean_error"], fit["worst_error"]
+    lines = [
+        f"cost model   {fit['cost_model']}, from {fit['start']}, {fit['evaluations']} trials",
+        "",
+        f"{'parameter':<16}{'value':>11}{'+-':>10}{'10% more':>10}   what it is",
+        *(_parameter(row) for row in fit["parameters"]),
+        "",
+        f"{'measured':<44}{'figure':<11}{'measured ms':>13}{'fitted ms':>13}{'off':>9}",
+        *(_point(row) for row in fit["points"]),
+        "",
+        f"points       {len(fit['points'])}, off by {mean:.1%} on average, {worst:.1%} at most",
+        *(f"not told     {text}" for text in fit["hints"]),
+        *(f"warning      {text}" for text in fit["warnings"]),
+        "",
+        preset_line(fit),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def preset_line(fit: Mapping[str, Any]) -> str:
+    """Return the fitted device on one line."""
+    return json.dumps(fit["preset"], ensure_ascii=False)
+
+
+def _parameter(row: Mapping[str, Any]) -> str:
+    if row["relative_error"] is not None:
+        error = f"{row['relative_error']:.1%}" if row["relative_error"] < 10 else "?"
+    else:
+        error = "?" if row["absolute_error"] is None else f"{row['absolute_error']:.3g}"
+    about = ABOUT.get(row["name"], "")
+    if row["told"] is not None and row["told"] < 0.5:
+        about += " (its default: the runs say little)"
+    return f"{row['name']:<16}{row['value']:>11.4g}{error:>10}{row['sensitivity']:>10.1%}   {about}".rstrip()
+
+
+def _point(row: Mapping[str, Any]) -> str:
+    label = row["label"] if len(row["label"]) <= 42 else f"...{row['label'][-39:]}"
+    measured, fitted = format_number(row["measured_ms"], 2), format_number(row["predicted_ms"], 2)
+    return f"{label:<44}{row['figure']:<11}{measured:>13}{fitted:>13}{row['error']:>+9.1%}"
