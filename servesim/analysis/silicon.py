@@ -1,0 +1,305 @@
+"""The silicon table: 266 groups of mean TTFT and TPOT by concurrency, one device, engine, model and load each.
+
+From NVIDIA's aiconfigurator, which ships them to check itself. Each group is fitted on its lowest and its second
+highest concurrency, and the others are predicted; then parameters of one hardware and engine are taken from some models
+and applied to the others. What had to be read into the table:
+
+- Rows with an attention-DP size are InferenceMAX runs: ten requests for each in flight, lengths drawn between 0.8 and 1
+  of the nominal ones (its `--random-range-ratio 0.8`). The others have fixed lengths.
+- Where `tp` is `moe_tp x moe_ep` and both are above 1, `moe_tp` is the number of devices.
+- A batch is spread over the attention-DP ranks; one rank is simulated with its share of the requests.
+- TensorRT-LLM admits a sequence when all of it fits (GUARANTEED_NO_EVICT).
+- The cache is FP8 under TensorRT-LLM where the model is quantised, and under vLLM on all but the H100: the concurrency
+  at which queues begin tells it.
+"""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from servesim.analysis.calibrate import GUESS, calibrate, points_of
+from servesim.analysis.fit import Parameter
+from servesim.analysis.measurement import Measurement
+from servesim.analysis.readings import WAVES, of_row
+from servesim.catalog.hardware import Hardware
+from servesim.catalog.models import MODELS
+from servesim.console import reason
+from servesim.errors import InputError, ServesimError
+
+HARDWARE_NAMES = {
+    "h100_sxm": "h100-sxm-80gb",
+    "h200_sxm": "h200-sxm-141gb",
+    "b200_sxm": "b200-sxm-180gb",
+    "b300_sxm": "b300-sxm-288gb",
+    "gb200": "gb200-186gb",
+}
+MODEL_NAMES = {
+    "meta-llama/Llama-3.1-70B": "llama-3.1-70b",
+    "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b",
+    "Qwen/Qwen3-32B": "qwen3-32b",
+    "Qwen/Qwen3-235B-A22B-FP8": "qwen3-235b-a22b",
+    "Qwen/Qwen3.5-397B-A17B": "qwen3.5-397b-a17b",
+    "openai/gpt-oss-120b": "gpt-oss-120b",
+    "deepseek-ai/DeepSeek-R1": "deepseek-v3",
+    "deepseek-ai/DeepSeek-V3": "deepseek-v3",
+    "moonshotai/Kimi-K2.5": "kimi-k2.5",
+    "MiniMaxAI/MiniMax-M2.5": "minimax-m2.5",
+    "zhipuai/GLM-5": "glm-5",
+}
+QUANTIZATIONS = {"": None, "fp8": "fp8", "fp8_block": "fp8", "nvfp4": "nvfp4", "int4_wo": None}
+FITTED = ("mbu", "mfu", "overhead_ms", "ingest_ms", "kv_mbu", "mixed_kv", "sequence_us")
+"""What a group's two points may tell: four figures, held by the priors of `calibrate`."""
+
+MAX_EVALUATIONS = 22
+MAX_CONCURRENCY = 1024
+INFERENCEMAX_LEAST = 0.8
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Group:
+    """One load at several concurrencies on one server."""
+
+    key: str
+    engine: str
+    version: str
+    model: str  # as the table spells it
+    hardware: str
+    quantization: str
+    devices: int
+    expert_parallel: bool
+    ranks: int  # of attention-DP
+    fixed_lengths: bool
+    input_tokens: int
+    output_tokens: int
+    points: tuple[tuple[int, float, float], ...]  # (concurrency, TTFT ms, TPOT ms), in order of concurrency
+
+    @property
+    def model_class(self) -> str:
+        """Return dense or mixture."""
+        preset = MODEL_NAMES.get(self.model)
+        return "dense" if preset is not None and MODELS[preset].experts is None else "mixture"
+
+    def options(self) -> dict[str, Any]:
+        """Return the server of this group as options."""
+        if self.model not in MODEL_NAMES or self.hardware not in HARDWARE_NAMES:
+            raise InputError(f"{self.key}: no preset for {self.model} on {self.hardware}")
+        preset = MODEL_NAMES[self.model]
+        options: dict[str, Any] = {
+            "model": preset,
+            "hardware": HARDWARE_NAMES[self.hardware],
+            "tensor_parallel_size": self.devices,
+            "expert_parallel": self.expert_parallel and MODELS[preset].experts is not None,
+            "max_num_seqs": 1024,
+            "max_num_batched_tokens": 8192,
+        }
+        quantization = QUANTIZATIONS[self.quantization]
+        if quantization is not None and preset != "gpt-oss-120b":  # which comes in MXFP4, whatever the column says
+            options["quantization"] = quantization
+        if self.quantization and (self.engine == "trtllm" or (self.engine == "vllm" and self.hardware != "h100_sxm")):
+            options["kv_cache_dtype"] = "fp8"
+        return options
+
+    def measurements(self) -> list[Measurement]:
+        """Return one measurement a point; raise `ServesimError` for a server that cannot be built."""
+        options, found = self.options(), list[Measurement]()
+        for concurrency, ttft_ms, tpot_ms in self.points:
+            share = max(1, round(concurrency / self.ranks))
+            row = {
+                "prompt_tokens": self._lengths(self.input_tokens),
+                "output_tokens": self._lengths(self.output_tokens),
+                "concurrency": share,
+                "requests": WAVES * share,
+                "ttft_ms_mean": ttft_ms,
+                "tpot_ms_mean": tpot_ms,
+            }
+            found.append(of_row(f"{self.key} at {concurrency}", row, options))
+            if self.engine == "trtllm" and "max_num_seqs" in options and concurrency == self.points[0][0]:
+                tokens = found[0].server.plan.kv_tokens
+                options["max_num_seqs"] = max(1, min(1024, tokens // (self.input_tokens + self.output_tokens)))
+                found[0] = of_row(f"{self.key} at {concurrency}", row, options)
+        return found
+
+    def _lengths(self, tokens: int) -> str:
+        return str(tokens) if self.fixed_lengths else f"{round(INFERENCEMAX_LEAST * tokens)}-{tokens}"
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Held:
+    """One point that was not fitted: how far its prediction is off, relative."""
+
+    concurrency: int
+    ttft: float
+    tpot: float
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class GroupFit:
+    """One group's parameters and the points that they were not fitted to; `failed` says why there are none."""
+
+    group: Group
+    values: dict[str, float]
+    held: tuple[Held, ...] = ()
+    fitted: tuple[Held, ...] = ()
+    failed: str = ""
+
+    @property
+    def error(self) -> float:
+        """Return the mean absolute error of the held points, TTFT and TPOT alike."""
+        return statistics.fmean((abs(h.ttft) + abs(h.tpot)) / 2 for h in self.held) if self.held else 0.0
+
+
+def read_groups(path: str) -> list[Group]:
+    """Return the groups of the table at `path`, in its order."""
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {reason(error)}") from error
+    groups: dict[str, list[dict[str, str]]] = {}
+    for row in rows:
+        groups.setdefault(row["group"], []).append(row)
+    return [_group(key, found) for key, found in groups.items()]
+
+
+def _group(key: str, rows: list[dict[str, str]]) -> Group:
+    first = rows[0]
+    tensor, expert = int(first["moe_tp"] or 1), int(first["moe_ep"] or 1)
+    devices = int(first["tp"])
+    if tensor > 1 and expert > 1 and tensor * expert == devices:
+        devices = tensor
+    points = [(int(row["concurrency"]), float(row["ttft_ms_mean"]), float(row["tpot_ms_mean"])) for row in rows]
+    return Group(
+        key=key,
+        engine=first["engine"],
+        version=first["engine_version"],
+        model=first["model"],
+        hardware=first["hardware"],
+        quantization=first["gemm_quant"],
+        devices=devices,
+        expert_parallel=expert > 1,
+        ranks=max(1, int(first["attention_dp"] or 1)),
+        fixed_lengths=first["attention_dp"] == "",
+        input_tokens=int(first["input_tokens"]),
+        output_tokens=int(first["output_tokens"]),
+        points=tuple(sorted(point for point in points if point[0] <= MAX_CONCURRENCY)),
+    )
+
+
+def fit_group(group: Group) -> GroupFit:
+    """Fit a group on its lowest and second highest concurrency and predict the others."""
+    try:
+        measurements = group.measurements()
+        if len(measurements) < 3:
+            return GroupFit(group=group, values={}, failed=f"{len(measurements)} points, 3 are needed")
+        chosen = (0, len(measurements) - 2)
+        fit = calibrate(
+            [measurements[place] for place in chosen],
+            cost_model="detailed",
+            names=FITTED,
+            tolerance=1e-2,
+            max_evaluations=MAX_EVALUATIONS,
+            guess=guessed,
+            careful=False,
+        )
+        errors = [
+            _errors(measurement, fit.hardware, point)
+            for measurement, point in zip(measurements, group.points, strict=True)
+        ]
+    except ServesimError as error:
+        return GroupFit(group=group, values={}, failed=str(error))
+    return GroupFit(
+        group=group,
+        values=fit.solution.values,
+        held=tuple(error for place, error in enumerate(errors) if place not in chosen),
+        fitted=tuple(errors[place] for place in chosen),
+    )
+
+
+def guessed(parameter: Parameter) -> Parameter:
+    """Hold a parameter by its guess although it was named."""
+    return Parameter(
+        name=parameter.name,
+        start=parameter.start,
+        low=parameter.low,
+        high=parameter.high,
+        prior=GUESS[parameter.name],
+        step=0.05,
+    )
+
+
+def _errors(measurement: Measurement, hardware: Hardware, point: tuple[int, float, float]) -> Held:
+    off = {found.figure: found.error for found in points_of([measurement], hardware, "detailed")}
+    return Held(concurrency=point[0], ttft=off["ttft_mean"], tpot=off["tpot_mean"])
+
+
+def transferred(fits: Sequence[GroupFit]) -> list[GroupFit]:
+    """Apply to each group the median parameters of the other models on its hardware and engine.
+
+    A group whose hardware and engine served no other model is left out.
+    """
+    found = []
+    for fit in fits:
+        others = [
+            other.values
+            for other in fits
+            if other.values
+            and (other.group.hardware, other.group.engine) == (fit.group.hardware, fit.group.engine)
+            and MODEL_NAMES[other.group.model] != MODEL_NAMES.get(fit.group.model)
+        ]
+        if not others or not fit.values:
+            continue
+        values = {name: statistics.median(each[name] for each in others) for name in FITTED}
+        found.append(applied(fit.group, values))
+    return found
+
+
+def applied(group: Group, values: dict[str, float]) -> GroupFit:
+    """Return every point of a group predicted with parameters that it was not asked about."""
+    measurements = group.measurements()
+    hardware = replace(measurements[0].server.hardware, detailed=values)
+    held = [
+        _errors(measurement, hardware, point) for measurement, point in zip(measurements, group.points, strict=True)
+    ]
+    return GroupFit(group=group, values=values, held=tuple(held))
+
+
+def why(fit: GroupFit) -> str:
+    """Return what its figures say about why a group is far off: the table's own jumps first, then the model's."""
+    points, held = fit.group.points, {point.concurrency: point for point in fit.held}
+    for (_, ttft, tpot), (at, next_ttft, next_tpot) in pairwise(points):
+        if next_tpot < 0.8 * tpot:
+            return f"measured TPOT falls from {tpot:g} to {next_tpot:g} ms as load rises to {at}"
+        if next_ttft > 4 * ttft and next_ttft < 5000 and at not in held:
+            return f"measured TTFT jumps from {ttft:g} to {next_ttft:g} ms at {at}, where it was fitted"
+    late = max(fit.held, key=lambda point: abs(point.ttft) + abs(point.tpot))
+    measured = {concurrency: (ttft, tpot) for concurrency, ttft, tpot in points}[late.concurrency]
+    if abs(late.ttft) > abs(late.tpot):
+        if late.ttft > 1:
+            return f"at {late.concurrency} a queue is predicted that was not: the cache is larger than planned"
+        if late.ttft < -0.5 and measured[0] > 5000:
+            return f"at {late.concurrency} TTFT is {measured[0] / 1e3:.0f} s: the cache is smaller than planned"
+        if points[1][1] < 0.8 * points[0][1]:
+            return f"measured TTFT falls from {points[0][1]:g} to {points[1][1]:g} ms as load rises"
+        if late.ttft < -0.3:
+            return f"at {late.concurrency} requests wait {measured[0]:.0f} ms before any step: a queue in front of it"
+        return f"TTFT at {late.concurrency} is off by {late.ttft:+.0%}"
+    return f"TPOT at {late.concurrency} is off by {late.tpot:+.0%}: its growth with load is not that of one batch"
+
+
+def medians(fits: Iterable[GroupFit]) -> tuple[int, int, float, float]:
+    """Return (groups, points, median absolute error of TTFT, of TPOT)."""
+    kept = [fit for fit in fits if fit.held]
+    points = [held for fit in kept for held in fit.held]
+    if not points:
+        return 0, 0, 0.0, 0.0
+    return (
+        len(kept),
+        len(points),
+        statistics.median(abs(point.ttft) for point in points),
+        statistics.median(abs(point.tpot) for point in points),
+    )

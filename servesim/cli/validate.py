@@ -1,0 +1,77 @@
+"""`servesim validate`: rerun the evidence for the cost models, and say which claims hold."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from servesim.analysis.validate import EVIDENCE, validate
+from servesim.cli.options import JSON, OUTPUT, QUIET
+from servesim.cli.output import result_to
+from servesim.cli.parser import Group, Option, Parser
+from servesim.console import Console
+from servesim.engine.spec import count, text
+from servesim.errors import InputError
+from servesim.report.documents import document, to_json
+from servesim.report.validation import evidence_markdown, evidence_text
+from servesim.units import parse_list, suggest
+
+EXAMPLES = (
+    "servesim validate --only recovery,m4-pro",
+    "servesim validate --data ~/measurements --markdown -o evidence.md",
+    "SERVESIM_DATA=~/measurements servesim validate --json",
+)
+
+DATA_VARIABLE = "SERVESIM_DATA"
+
+
+def build_parser() -> Parser:
+    names = ", ".join(EVIDENCE)
+    evidence = Group(
+        "evidence",
+        (
+            Option("--data", "data", "the folder of the data sets", text, "FOLDER", f"${DATA_VARIABLE}"),
+            Option("--only", "only", f"a comma list of {names}", text, "NAMES", "all"),
+            Option("--jobs", "jobs", "processes; the result does not depend on it", count(maximum=1024),
+                   default="one a core"),
+            Option("--markdown", "markdown", "print Markdown instead of text"),
+        ),
+    )  # fmt: skip
+    return Parser(
+        "validate",
+        "Rerun the evidence: fit each data set and hold the model against what was not fitted. A data set that is not\n"
+        "at hand is skipped, and said so. Exit 1: a claim does not hold.",
+        EXAMPLES,
+        (evidence, Group("output", (JSON, OUTPUT, QUIET))),
+    )
+
+
+def run(argv: Sequence[str]) -> int:
+    flags = build_parser().read(argv)
+    if flags is None:
+        return 0
+    folder = flags.get("data") or os.environ.get(DATA_VARIABLE) or None
+    if folder is not None and not os.path.isdir(folder):
+        raise InputError(f"data is {folder!r}, must be a folder")
+    names = parse_list(flags["only"], text, "--only") if "only" in flags else []
+    for name in names:
+        if name not in EVIDENCE:
+            raise suggest("evidence", name, EVIDENCE)
+    console = Console(quiet=flags.get("quiet", False))
+    jobs = flags.get("jobs") or os.cpu_count() or 1
+    with result_to(flags.get("output")) as write:
+        with console.progress("groups", None) as progress:
+            found = validate(
+                folder, names=names, jobs=jobs, progress=lambda done, total: progress.update(done, f"of {total}")
+            )
+        evidence = [each.as_dict() for each in found]
+        if flags.get("json"):
+            write(to_json(document("validate", {"only": flags.get("only"), "data": folder}, {"evidence": evidence})))
+        elif flags.get("markdown"):
+            write(evidence_markdown(evidence))
+        else:
+            write(evidence_text(evidence))
+    for each in found:
+        if each.skipped:
+            console.note(f"{each.name} was skipped: {each.skipped}")
+    return int(not all(each.met for each in found))
