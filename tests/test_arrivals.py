@@ -49,6 +49,18 @@ class ArrivalsTest(unittest.TestCase):
             draw_arrivals("poisson", rate=2.0, seed=7, until_s=15.0), longer[: sum(t <= 15 for t in longer)]
         )
 
+    def test_a_ramp_lets_the_rate_grow_evenly_and_then_changes_nothing(self) -> None:
+        times = draw_arrivals("constant", rate=2.0, seed=7, count=9, ramp_s=4.0)
+        self.assertEqual([round(at, 6) for at in times], [0.0, 2.0, 2.828427, 3.464102, 4.0, 4.5, 5.0, 5.5, 6.0])
+        steady = draw_arrivals("poisson", rate=50.0, seed=7, count=20_000)
+        ramp = draw_arrivals("poisson", rate=50.0, seed=7, count=20_000, ramp_s=100.0)
+        self.assertAlmostEqual(sum(at <= 50.0 for at in ramp) / 625, 1.0, delta=0.1)  # 50/s x 50^2 s^2 / (2 x 100 s)
+        self.assertAlmostEqual(sum(at <= 100.0 for at in ramp) / 2500, 1.0, delta=0.05)
+        self.assertAlmostEqual(ramp[-1] - steady[-1], 50.0)
+        cut = draw_arrivals("poisson", rate=50.0, seed=7, until_s=30.0, ramp_s=100.0)
+        self.assertEqual(cut, ramp[: len(cut)])
+        self.assertGreater(ramp[len(cut)], 30.0)
+
     def test_what_would_never_end_or_says_nothing_is_refused(self) -> None:
         for rate in (0.0, -1.0, math.nan, math.inf, 1e-9, 1e300):
             with self.subTest(rate=rate), self.assertRaisesRegex(InputError, "^rate is "):

@@ -236,6 +236,7 @@ class SpecTest(unittest.TestCase):
             ({"concurrency": 1, "arrivals": "poisson"}, "give a rate"),
             ({"concurrency": 1, "burstiness": 2.0}, "give a rate"),
             ({"rate": 1.0, "arrivals": "poisson", "burstiness": 2.0}, "use gamma arrivals"),
+            ({"concurrency": 1, "ramp_s": 2.0}, "ramp_s belongs to a rate"),
             ({"rate": 1.0, "stagger_s": 2.0}, "stagger_s is given without a concurrency"),
             ({"concurrency": 1, "think_s": 1.0}, "give turns"),
             ({"concurrency": 1, "prefixes": 2}, "shared_prefix_tokens is 0"),

@@ -47,6 +47,7 @@ WORKLOAD = Group(
             "--arrivals", f"open loop: {', '.join(ARRIVALS)}", one_of("arrival process", ARRIVALS), "NAME", "poisson"
         ),
         _load("--burstiness", "open loop: shape of gamma gaps, below 1 burstier than Poisson", _rate, "X", "1"),
+        _load("--ramp", "open loop: the rate grows from 0 over TIME", seconds(), "TIME", "0s", key="ramp_s"),
         _load("--duration", "no arrivals after TIME", seconds(positive=True), "TIME", "no limit", key="duration_s"),
         _load("--shared-prefix-tokens", "tokens before the prompt that requests share", count(minimum=0), default="0"),
         _load("--prefixes", "how many different shared prefixes there are", count(), default="1"),

@@ -70,6 +70,8 @@ def _workload(config: Mapping[str, Any]) -> list[str]:
         parts.append(f"concurrency {config['concurrency']:,}")
     if config["rate"] is not None:
         parts.append(f"{config['rate']:g}/s {config['arrivals']}")
+    if config.get("ramp_s"):
+        parts.append(f"ramp {format_duration(config['ramp_s'])}")
     if config["shared_prefix_tokens"]:
         parts.append(f"{config['prefixes']:,} shared prefix of {config['shared_prefix_tokens']:,}")
     if config["turns"] != "1":

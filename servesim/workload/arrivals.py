@@ -117,6 +117,18 @@ def check_arrivals(kind: str, rate: float, burstiness: float) -> None:
         raise InputError(f"burstiness is {burstiness:g}, but {kind} arrivals have none; use gamma arrivals")
 
 
+def ramped(at: float, ramp_s: float) -> float:
+    """Return when an arrival of a steady process comes if the rate first grows evenly from 0 over `ramp_s` seconds.
+
+    The time change that makes an inhomogeneous Poisson process of a steady one: the expected arrivals up to then are
+    the same, `t^2 / (2 ramp_s)` steady seconds' worth during the ramp and `t - ramp_s / 2` after it.
+
+    >>> [ramped(at, 8.0) for at in (0.0, 1.0, 4.0, 5.0)]
+    [0.0, 4.0, 8.0, 9.0]
+    """
+    return math.sqrt(2.0 * ramp_s * at) if at < ramp_s / 2.0 else at + ramp_s / 2.0
+
+
 def draw_arrivals(
     kind: str,
     *,
@@ -125,8 +137,11 @@ def draw_arrivals(
     count: int | None = None,
     until_s: float | None = None,
     burstiness: float = 1.0,
+    ramp_s: float = 0.0,
 ) -> array[float]:
     """Return arrival times in seconds, in order: the first `count`, and only those up to `until_s`.
+
+    The rate grows evenly from 0 to `rate` over the first `ramp_s` seconds and stays there.
 
     Raises InputError where the process is unknown, `rate` or `burstiness` is out of bounds, or the work would have
     no sensible end: a span of more than ten years, more than a hundred million requests.
@@ -134,14 +149,17 @@ def draw_arrivals(
     check_arrivals(kind, rate, burstiness)
     if count is None and until_s is None:
         raise InputError("an arrival process needs a number of requests or a duration")
-    span_s = min(math.inf if count is None else count / rate, math.inf if until_s is None else until_s)
+    span_s = min(math.inf if count is None else count / rate + ramp_s, math.inf if until_s is None else until_s)
     if not span_s <= MAX_SPAN_S:
         raise InputError(f"rate is {rate:g}, so that the last request would come after {format_duration(span_s)}")
-    if span_s * rate > MAX_REQUESTS:
-        raise InputError(f"a rate of {rate:g} for {format_duration(span_s)} is {span_s * rate:.3g} requests; too many")
+    requests = min(math.inf if count is None else count, math.inf if until_s is None else until_s * rate)
+    if requests > MAX_REQUESTS:
+        raise InputError(f"a rate of {rate:g} for {format_duration(span_s)} is {requests:.3g} requests; too many")
     times = ARRIVALS[kind].times(random_stream(seed, "arrivals"), rate, burstiness)
     if count is not None:
         times = islice(times, count)
+    if ramp_s:
+        times = (ramped(at, ramp_s) for at in times)
     if until_s is not None:
         limit = until_s
         times = takewhile(lambda at: at <= limit, times)

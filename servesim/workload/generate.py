@@ -60,6 +60,7 @@ def _draw_starts(spec: WorkloadSpec) -> array[float] | None:
         rate=spec.rate,
         seed=spec.seed,
         burstiness=spec.burstiness,
+        ramp_s=spec.ramp_s,
         count=spec.requests,
         until_s=spec.duration_s,
     )

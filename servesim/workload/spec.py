@@ -39,6 +39,7 @@ class WorkloadSpec:
     rate: float | None = None  # open loop: requests, or sessions, per second
     arrivals: str | None = None  # a key of ARRIVALS: "poisson", or "gamma" where a burstiness is given
     burstiness: float = 1.0
+    ramp_s: float = 0.0  # open loop: over how long the rate grows from 0
     trace: str | None = None
     trace_format: str | None = None  # a key of TRACE_FORMATS; None: recognised
     time_unit: str | None = None  # of the trace's times
@@ -66,6 +67,8 @@ class WorkloadSpec:
             check_arrivals(str(self.arrivals), self.rate, self.burstiness)
         elif self.arrivals is not None or self.burstiness != 1.0:
             raise InputError("arrivals and burstiness belong to a rate; give a rate")
+        if self.rate is None and self.ramp_s:
+            raise InputError("ramp_s belongs to a rate; stagger_s spreads the first wave of a concurrency")
         if self.trace is None:
             if self.trace_format or self.time_unit or self.skip_bad_rows or self.speed != 1.0:
                 raise InputError("trace_format, time_unit, skip_bad_rows and speed belong to a trace; give a trace")
@@ -110,6 +113,7 @@ class WorkloadSpec:
             ("think_s", False, MAX_SPAN_S),
             ("backoff_s", False, MAX_SPAN_S),
             ("stagger_s", False, MAX_SPAN_S),
+            ("ramp_s", False, MAX_SPAN_S),
             ("duration_s", True, MAX_SPAN_S),
         ):
             value = getattr(self, name)
