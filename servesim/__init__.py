@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from servesim.cost.roofline import critical_batch as critical_batch
     from servesim.cost.roofline import step_seconds as step_seconds
     from servesim.engine.blocks import BlockPool as BlockPool
-    from servesim.engine.simulate import simulate as simulate
+    from servesim.fleet.simulate import simulate as simulate
     from servesim.errors import CapacityError as CapacityError
     from servesim.summary import summarize as summarize
 
@@ -26,7 +26,7 @@ _HOMES = {
     "critical_batch": "servesim.cost.roofline",
     "plan_capacity": "servesim.cost.memory",
     "server_window": "servesim.client.window",
-    "simulate": "servesim.engine.simulate",
+    "simulate": "servesim.fleet.simulate",
     "step_seconds": "servesim.cost.roofline",
     "summarize": "servesim.summary",
 }

@@ -63,7 +63,7 @@ class Completed:
         times, records = self._times, self.records
         rows = zip(self.column(self._first), self.column(records.last), self.column(records.output_tokens), strict=True)
         return [
-            (times[last] - times[first]) / (tokens - 1) if tokens > 1 and last > first else NAN
+            (times[last] - times[first]) / (tokens - 1) if tokens > 1 and last != first else NAN
             for first, last, tokens in rows
         ]
 

@@ -16,8 +16,9 @@ from unittest import mock
 
 from servesim import __version__
 from servesim.cli.main import VERBS
-from servesim.engine.server import Server
-from servesim.engine.simulate import Watch, run_workload
+from servesim.engine.simulate import Watch
+from servesim.fleet.build import Deployment
+from servesim.fleet.simulate import run_deployment
 from servesim.records import Run
 from servesim.workload.spec import WorkloadSpec
 from tests.command import ROOT, in_shell, servesim
@@ -27,15 +28,15 @@ from tests.command import ROOT, in_shell, servesim
 def pressed(times: int) -> Iterator[None]:
     """Press Ctrl-C so many times at the first moment at which a run is watched."""
 
-    def press(server: Server, spec: WorkloadSpec, *, watch: Watch, **options: Any) -> Run:
+    def press(deployment: Deployment, spec: WorkloadSpec, *, watch: Watch, **options: Any) -> Run:
         def watch_and_press(over: int) -> bool:
             for _ in range(times):
                 signal.raise_signal(signal.SIGINT)
             return watch(over)
 
-        return run_workload(server, spec, watch=watch_and_press, **options)
+        return run_deployment(deployment, spec, watch=watch_and_press, **options)
 
-    with mock.patch("servesim.cli.simulate.run_workload", press):
+    with mock.patch("servesim.cli.simulate.run_deployment", press):
         yield
 
 

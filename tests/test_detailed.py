@@ -11,7 +11,7 @@ from servesim.catalog.models import MODELS
 from servesim.cost.detailed import TERMS, Detailed, Split
 from servesim.cost.model import COST_MODELS, CostModel
 from servesim.cost.parameters import BOUNDS, DetailedParameters
-from servesim.engine.simulate import simulate
+from servesim.fleet.simulate import simulate
 from servesim.errors import InputError
 
 LLAMA, MIXTRAL, GEMMA = MODELS["llama-3.1-8b"], MODELS["mixtral-8x7b"], MODELS["gemma-3-12b"]

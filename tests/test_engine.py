@@ -20,7 +20,7 @@ from typing import Any
 
 from servesim.engine.config import EngineConfig
 from servesim.engine.engine import Engine
-from servesim.engine.simulate import simulate
+from servesim.fleet.simulate import simulate
 from servesim.records import Outcome, Run
 from servesim.runfile import write_run
 from servesim.summary import Summary, summarize

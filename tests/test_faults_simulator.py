@@ -23,7 +23,7 @@ from servesim.catalog.models import MODELS
 from servesim.cost.memory import plan_capacity
 from servesim.engine.config import EngineConfig
 from servesim.engine.engine import Engine
-from servesim.engine.simulate import simulate
+from servesim.fleet.simulate import simulate
 from servesim.errors import RunError
 from servesim.records import Outcome, Run
 from servesim.slo import parse_slo

@@ -14,6 +14,7 @@ from servesim.catalog.model import Model
 from servesim.cost.model import COST_MODELS
 from servesim.engine import simulate as module
 from servesim.errors import InputError
+from servesim.fleet import simulate as fleet_module
 from servesim.records import Run
 
 SMALL: dict[str, Any] = {"requests": 60, "prompt_tokens": "20-200", "output_tokens": "5-40"}
@@ -91,7 +92,7 @@ class Python(unittest.TestCase):
                 simulate(**SMALL, horizon_s=horizon_s)
 
     def test_the_docstrings_are_true(self) -> None:
-        self.assertEqual(doctest.testmod(module).failed, 0)
+        self.assertEqual(doctest.testmod(fleet_module).failed, 0)
 
 
 if __name__ == "__main__":

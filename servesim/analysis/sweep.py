@@ -10,14 +10,16 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from multiprocessing import get_context
 from typing import Any
 
-from servesim.engine.server import build_server
-from servesim.engine.simulate import Watch, run_workload
+from servesim.engine.simulate import Watch
 from servesim.engine.spec import ServerSpec
+from servesim.fleet.build import build_deployment
+from servesim.fleet.simulate import run_deployment
+from servesim.fleet.spec import FleetSpec
 from servesim.slo import Slo
 from servesim.summary import Summary, summarize
 from servesim.workload.spec import WorkloadSpec
@@ -31,14 +33,15 @@ class Cell:
 
     server: ServerSpec
     workload: WorkloadSpec
+    fleet: FleetSpec = field(default_factory=FleetSpec)
     horizon_s: float | None = None
     slos: tuple[Slo, ...] = ()
 
 
 def run_cell(cell: Cell, watch: Watch | None = None) -> Summary:
     """Run one cell of the grid and return its summary."""
-    server = build_server(cell.server)
-    return summarize(run_workload(server, cell.workload, horizon_s=cell.horizon_s, watch=watch), cell.slos)
+    deployment = build_deployment(cell.server, cell.fleet)
+    return summarize(run_deployment(deployment, cell.workload, horizon_s=cell.horizon_s, watch=watch), cell.slos)
 
 
 def grid(axes: Mapping[str, Sequence[Any]]) -> list[Point]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from servesim.catalog.weights import KV_BYTES
 from servesim.cli.document import read_config
+from servesim.cli.like import like_options
 from servesim.cli.parser import Group, Option, Parser
 from servesim.engine.config import RULES
 from servesim.engine.policy import POLICIES
@@ -113,6 +114,7 @@ QUEUE = Group(
 SERVER_GROUPS = (DEVICE, LIMITS, QUEUE, COST)
 
 CONFIG = Option("--config", "config_file", "take every option from a document servesim wrote; flags win", text, "FILE")
+LIKE = Option("--like", "like", "start from a run that loadgen measured: its server and its load", text, "RUN")
 JSON = Option("--json", "json", "print one JSON document instead of text")
 OUTPUT = Option("--output", "output", "write the result to FILE, whole or not at all", text, "FILE", aliases=("-o",))
 QUIET = Option("--quiet", "quiet", "no progress, no notes, no warnings on stderr")
@@ -131,8 +133,9 @@ _GENERATED_KEYS = (
     "think_s",
     "priorities",
 )
-_OPEN_KEYS = ("rate", "arrivals", "burstiness")
+_OPEN_KEYS = ("rate", "arrivals", "burstiness", "ramp_s")
 _CLOSED_KEYS = ("concurrency", "stagger_s")
+_LINK_KEYS = ("link_bytes_per_s", "link_latency_s", "link_scope", "transfer_overlap")
 _REPLACES: dict[str, tuple[str, ...]] = {
     "concurrency": (*_OPEN_KEYS, "speed"),
     "rate": (*_CLOSED_KEYS, *_TRACE_KEYS),
@@ -141,15 +144,23 @@ _REPLACES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(_GENERATED_KEYS, _TRACE_KEYS),
     "kv_tokens": ("kv_blocks",),
     "kv_blocks": ("kv_tokens",),
+    "replicas": ("fleet", "disagg", *_LINK_KEYS),
+    "fleet": ("replicas", "disagg", *_LINK_KEYS),
+    "disagg": ("replicas", "fleet"),
 }
 
 
 def gather(parser: Parser, flags: dict[str, Any]) -> dict[str, Any]:
-    """Return every value that was asked for, by key: those of `--config`, and over them the flags."""
-    path = flags.get("config_file")
-    if path is None:
+    """Return every value that was asked for, by key: those of `--config` or `--like`, and over them the flags."""
+    path, like = flags.get("config_file"), flags.get("like")
+    if path is None and like is None:
         return flags
-    config, written = read_config(path)
+    if like is not None:
+        if path is not None:
+            raise InputError("--config and --like both say what is run; give one of them")
+        path, (config, written) = like, (like_options(like), True)
+    else:
+        config, written = read_config(str(path))
     values: dict[str, Any] = {}
     options = parser.options
     for key, value in config.items():
@@ -159,7 +170,7 @@ def gather(parser: Parser, flags: dict[str, Any]) -> dict[str, Any]:
                 raise suggest(f"option in {path}", key, options)
         elif value is not None:
             values[key] = _checked(option, value, f"{path}: {key}", lists=parser.lists)
-    if flags.keys() & SERVER_CHECKS.keys():
+    if like is None and flags.keys() & SERVER_CHECKS.keys():
         values = _without_defaults(values)
     dropped = {key for flag in flags for key in _REPLACES.get(flag, ())}
     return {key: value for key, value in values.items() if key not in dropped} | flags

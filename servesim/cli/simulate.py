@@ -6,14 +6,27 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from servesim.cli.fleet_options import FLEET, fleet_spec
+from servesim.cli.like import like_note
 from servesim.cli.load_options import HORIZON, SLO, WORKLOAD_GROUPS, slos_of, workload_spec
-from servesim.cli.options import CONFIG, JSON, OUTPUT, QUIET, SAVE, SERVER_GROUPS, TOKEN_TIMES, gather, server_spec
+from servesim.cli.options import (
+    CONFIG,
+    JSON,
+    LIKE,
+    OUTPUT,
+    QUIET,
+    SAVE,
+    SERVER_GROUPS,
+    TOKEN_TIMES,
+    gather,
+    server_spec,
+)
 from servesim.cli.output import result_to
 from servesim.cli.parser import Group, Option, Parser
 from servesim.console import Console
-from servesim.engine.server import build_server
-from servesim.engine.simulate import DEFAULT_CONCURRENCY, run_workload
 from servesim.engine.spec import text
+from servesim.fleet.build import build_deployment
+from servesim.fleet.simulate import DEFAULT_CONCURRENCY, run_deployment
 from servesim.interrupts import Interrupts
 from servesim.records import Run
 from servesim.report.documents import summary_document, to_json
@@ -29,6 +42,9 @@ EXAMPLES = (
     "servesim simulate --concurrency 64 --requests 1000 --prompt-tokens 256-1024 --output-tokens 64-256",
     "servesim simulate --rate 26 --requests 20000 --slo ttft_p95=500ms,tpot_p95=50ms",
     "servesim simulate --hardware l4-24gb --trace fixtures/burst.jsonl --explain-request 40",
+    "servesim simulate --like measured.jsonl --hardware cpu-4vcpu",
+    "servesim simulate --rate 60 --replicas 4 --router least-kv",
+    "servesim simulate --trace fixtures/mixed.jsonl --disagg 3:1 --link 25GB/s",
     "servesim simulate --rate 30 --client-timeout 10s --retries 2 --max-num-queued-reqs 64 --save run.jsonl",
 )
 
@@ -36,12 +52,12 @@ EXPLAIN = Option("--explain-request", "explain", "say where the time of the requ
 
 
 def build_parser() -> Parser:
-    output = Group("output", (JSON, OUTPUT, SAVE, TOKEN_TIMES, SLO, EXPLAIN, CONFIG, QUIET))
+    output = Group("output", (JSON, OUTPUT, SAVE, TOKEN_TIMES, SLO, EXPLAIN, CONFIG, LIKE, QUIET))
     return Parser(
         "simulate",
         "One run of a workload on a simulated server. Exit 1: a request failed or was rejected, an --slo is not met.",
         EXAMPLES,
-        (*WORKLOAD_GROUPS, Group("end", (HORIZON,)), *SERVER_GROUPS, output),
+        (*WORKLOAD_GROUPS, Group("end", (HORIZON,)), *SERVER_GROUPS, FLEET, output),
     )
 
 
@@ -54,6 +70,8 @@ def run(argv: Sequence[str]) -> int:
     if not values.keys() & {"concurrency", "rate", "trace"}:
         values["concurrency"] = DEFAULT_CONCURRENCY
     console = Console(quiet=values.get("quiet", False))
+    if "like" in values:
+        console.note(like_note(values["like"], values))
     with ExitStack() as stack:
         write = stack.enter_context(result_to(values.get("output")))
         saved = stack.enter_context(RunWriter(values["save"])) if "save" in values else None
@@ -78,8 +96,9 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _run(values: dict[str, Any], console: Console) -> tuple[Run, Summary]:
-    server, spec, slos = build_server(server_spec(values)), workload_spec(values), slos_of(values)
-    notes = list(server.notes)
+    deployment = build_deployment(server_spec(values), fleet_spec(values))
+    spec, slos = workload_spec(values), slos_of(values)
+    notes = list(deployment.notes)
     workload = build_workload(spec, notes)
     for note in notes:
         console.note(note)
@@ -89,7 +108,7 @@ def _run(values: dict[str, Any], console: Console) -> tuple[Run, Summary]:
             progress.update(over)
             return interrupts.asked
 
-        done = run_workload(server, spec, workload=workload, horizon_s=values.get("horizon_s"), watch=watch)
+        done = run_deployment(deployment, spec, workload=workload, horizon_s=values.get("horizon_s"), watch=watch)
     if values.get("slo"):
         done.config["slo"] = values["slo"]
     return done, summarize(done, slos)

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from servesim.analysis.sweep import Cell, Point, cells_run, grid, knee
+from servesim.cli.fleet_options import FLEET, fleet_spec
 from servesim.cli.load_options import HORIZON, SLO, WORKLOAD_GROUPS, slos_of, workload_spec
 from servesim.cli.options import CONFIG, JOBS, JSON, OUTPUT, QUIET, SERVER_GROUPS, gather, server_spec
 from servesim.cli.output import result_to
 from servesim.cli.parser import Group, Parser
 from servesim.client.scan import AXES, Scan, make_scan
 from servesim.console import Console
-from servesim.engine.server import DECIDED, build_server
+from servesim.engine.server import DECIDED
+from servesim.fleet.build import build_deployment
 from servesim.interrupts import Interrupts
 from servesim.report.documents import sweep_document, to_json
 from servesim.report.scan import scan_json, scan_text
@@ -39,7 +41,7 @@ def build_parser() -> Parser:
         "A grid of runs: a comma list on any option of the workload or the server makes an axis, two make a grid.\n"
         "Exit 1: an --slo is met by no row.",
         EXAMPLES,
-        (*WORKLOAD_GROUPS, Group("end", (HORIZON,)), *SERVER_GROUPS, Group("output", _OUTPUT)),
+        (*WORKLOAD_GROUPS, Group("end", (HORIZON,)), *SERVER_GROUPS, FLEET, Group("output", _OUTPUT)),
         lists=True,
     )
 
@@ -86,6 +88,7 @@ def _cell(values: dict[str, Any]) -> Cell:
     return Cell(
         server=server_spec(values),
         workload=workload_spec(values),
+        fleet=fleet_spec(values),
         horizon_s=values.get("horizon_s"),
         slos=tuple(slos_of(values)),
     )
@@ -94,8 +97,8 @@ def _cell(values: dict[str, Any]) -> Cell:
 def _notes(cells: Sequence[Cell]) -> list[str]:
     """Return what a person should know about the input; finds every server and trace that cannot be, before any run."""
     notes: dict[str, None] = {}
-    for server in dict.fromkeys(cell.server for cell in cells):
-        notes |= dict.fromkeys(build_server(server).notes)
+    for server, fleet in dict.fromkeys((cell.server, cell.fleet) for cell in cells):
+        notes |= dict.fromkeys(build_deployment(server, fleet).notes)
     for workload in {cell.workload.trace: cell.workload for cell in cells if cell.workload.trace}.values():
         understood: list[str] = []
         load_requests(workload, understood)
@@ -145,9 +148,9 @@ def _report(
 
 def _config(values: dict[str, Any], axes: dict[str, list[Any]], first: Cell) -> dict[str, Any]:
     """Return the configuration of the whole grid: lists where it is swept, unknown where rows differ in a default."""
-    server = build_server(first.server)
+    deployment = build_deployment(first.server, first.fleet)
     config = {
-        **server.describe(),
+        **deployment.describe(),
         **first.workload.as_dict(),
         "trace": values.get("trace"),
         "horizon_s": first.horizon_s,

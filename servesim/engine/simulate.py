@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from servesim.cost.model import CostModel, FloorWatch
 from servesim.engine.engine import Engine

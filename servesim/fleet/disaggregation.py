@@ -75,6 +75,10 @@ class Disaggregation(Fleet):
         self._decode_router = ROUTERS[router](self.decoders, workload.requests, seed)
         self._screen = self.decoders[0].engine.screen
 
+    @property
+    def outcomes(self) -> bytearray:
+        return self._client_records.outcome
+
     # Requests, from the door to the decode engine
 
     def receive(self, index: int) -> None:

@@ -124,6 +124,11 @@ class Fleet:
             for replica in self._replicas:
                 replica.engine.advance(until)
 
+    @property
+    def outcomes(self) -> bytearray:
+        """How every request stands, as in `Records`."""
+        return self.records.outcome
+
     def rests_until(self) -> float:
         """Return a time before which nothing happens but steps, infinite when everything is over."""
         due = self.workload.next_due()

@@ -1,0 +1,37 @@
+"""The options of a fleet, each defined once: replicas and their router, prefill and decode apart, the link."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from servesim.cli.parser import Group, Option
+from servesim.fleet.link import OVERLAPS, SCOPES
+from servesim.fleet.router import ROUTERS
+from servesim.fleet.spec import FLEET_CHECKS, FleetSpec
+
+
+def _fleet(
+    flag: str, about: str, metavar: str = "N", default: str = "", *, key: str = "", swept: bool = True
+) -> Option:
+    key = key or flag.strip("-").replace("-", "_")
+    return Option(flag, key, about, FLEET_CHECKS[key], metavar, default, swept=swept)
+
+
+FLEET = Group(
+    "fleet",
+    (
+        _fleet("--replicas", "engines of this kind behind one router", default="1"),
+        _fleet("--router", f"who gets a request: {', '.join(ROUTERS)}", "NAME", "least-loaded"),
+        _fleet("--fleet", "a JSON file with several kinds of replicas", "FILE", swept=False),
+        _fleet("--disagg", "prefill and decode apart: P engines of the one, D of the other", "P:D"),
+        _fleet("--link", "bandwidth of the link that KV crosses, such as 25GB/s", "RATE", key="link_bytes_per_s"),
+        _fleet("--link-latency", "added to every transfer", "TIME", "0s", key="link_latency_s"),
+        _fleet("--link-scope", "; ".join(f"{name}: {about}" for name, about in SCOPES.items()), "NAME", "shared"),
+        _fleet("--transfer-overlap", "; ".join(f"{name}: {about}" for name, about in OVERLAPS.items()), "NAME", "none"),
+    ),
+)
+
+
+def fleet_spec(values: dict[str, Any]) -> FleetSpec:
+    """Return the fleet that `values` ask for."""
+    return FleetSpec(**{key: values[key] for key in FLEET_CHECKS if key in values})

@@ -1,0 +1,126 @@
+"""From the fleet that is asked for to engines that can be driven: every kind of replica built and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from servesim.cost.model import CostModel
+from servesim.engine.server import Server, build_server
+from servesim.engine.spec import ServerSpec
+from servesim.errors import InputError
+from servesim.fleet.disaggregation import Disaggregation
+from servesim.fleet.fleet import Fleet, Kind
+from servesim.fleet.link import Link
+from servesim.fleet.spec import FleetSpec, KindSpec
+from servesim.workload.workload import Workload
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Built:
+    """One kind of replica, built; `count` has its data-parallel ranks in it, each of which is an engine."""
+
+    kind: KindSpec
+    server: Server
+    count: int
+
+    @property
+    def name(self) -> str:
+        return self.kind.name or self.server.hardware.name
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Deployment:
+    """A fleet that can be run: what was asked for, and the kinds that it comes to. `lone`: it is one plain engine."""
+
+    asked: ServerSpec
+    spec: FleetSpec
+    kinds: tuple[Built, ...]
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def lone(self) -> Server | None:
+        """The one server that this is, if it is no fleet."""
+        is_lone = len(self.kinds) == 1 and self.kinds[0].count == 1
+        return self.kinds[0].server if is_lone else None
+
+    @property
+    def engines(self) -> int:
+        return sum(built.count for built in self.kinds)
+
+    def describe(self) -> dict[str, Any]:
+        """Return every value in force, as a document's `config` has it.
+
+        With a fleet file the server's keys are those that were asked for, and each kind has its own, `effective`.
+        """
+        spec = self.spec
+        fleet = {field.name: getattr(spec, field.name) for field in fields(spec)}
+        if spec.fleet is None:
+            return {**self.kinds[0].server.describe(), **fleet}
+        kinds = [{**built.kind.as_dict(), "effective": built.server.describe()} for built in self.kinds]
+        asked = {field.name: getattr(self.asked, field.name) for field in fields(self.asked)}
+        return {**asked, "num_blocks": None, **fleet, "fleet": {"replicas": kinds}}
+
+    def drive(self, workload: Workload, costs: Sequence[CostModel], seed: int) -> Fleet:
+        """Return the fleet over `workload`, with a cost model for each kind."""
+        roles: dict[str, list[Kind]] = {"both": [], "prefill": [], "decode": []}
+        for built, cost in zip(self.kinds, costs, strict=True):
+            kind = Kind(name=built.name, config=built.server.config, cost=cost, count=built.count)
+            roles[built.kind.role].append(kind)
+        spec = self.spec
+        if not spec.is_apart:
+            return Fleet(workload, roles["both"], router=spec.router, seed=seed)
+        assert spec.link_bytes_per_s is not None
+        model_server = self.kinds[0].server
+        return Disaggregation(
+            workload,
+            roles["prefill"],
+            roles["decode"],
+            Link(
+                bytes_per_s=spec.link_bytes_per_s,
+                latency_s=spec.link_latency_s,
+                scope=spec.link_scope,
+                overlap=spec.transfer_overlap,
+            ),
+            kv_bytes_per_token=model_server.plan.whole_kv_bytes_per_token,
+            layers=model_server.model.layers,
+            router=spec.router,
+            seed=seed,
+        )
+
+
+def build_deployment(asked: ServerSpec, spec: FleetSpec) -> Deployment:
+    """Return the fleet that `asked` and `spec` come to.
+
+    Raises `InputError` for limits that contradict each other and `CapacityError` where memory does not suffice.
+    """
+    kinds = []
+    for kind in spec.kinds():
+        server = build_server(kind.server(asked))
+        kinds.append(Built(kind=kind, server=server, count=kind.count * server.spec.data_parallel_size))
+    first = kinds[0].server
+    if spec.is_apart:
+        sent = first.plan.whole_kv_bytes_per_token
+        for built in kinds:
+            read = built.server.plan.whole_kv_bytes_per_token
+            if read != sent:
+                raise InputError(
+                    f"a token's KV has {sent:,} bytes on {kinds[0].name} and {read:,} on {built.name}; "
+                    "it cannot cross from one to the other"
+                )
+    return Deployment(
+        asked=asked,
+        spec=spec,
+        kinds=tuple(kinds),
+        notes=tuple(dict.fromkeys(note for built in kinds for note in built.server.notes)),
+        warnings=tuple(dict.fromkeys(_warnings(kinds))),
+    )
+
+
+def _warnings(kinds: Sequence[Built]) -> list[str]:
+    warnings = [warning for built in kinds for warning in built.server.warnings]
+    if any(built.server.spec.data_parallel_size > 1 and built.server.model.experts is not None for built in kinds):
+        warnings.append("data-parallel ranks that share experts step together in a real server; here each for itself")
+    return warnings

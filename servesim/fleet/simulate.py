@@ -1,0 +1,110 @@
+"""A whole run in one call: servers and a workload in, a `Run` out. The way in for programs and for every verb."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from servesim.engine.observation import Observation
+from servesim.engine.simulate import Watch, advance_watched, arriving, judge_floor, run_workload
+from servesim.engine.spec import SERVER_CHECKS, ServerSpec, seconds
+from servesim.fleet.build import Deployment, build_deployment
+from servesim.fleet.fleet import Fleet
+from servesim.fleet.spec import FLEET_CHECKS, FleetSpec
+from servesim.records import Run
+from servesim.units import suggest
+from servesim.workload.build import build_workload
+from servesim.workload.spec import WorkloadSpec
+from servesim.workload.workload import Workload
+
+DEFAULT_CONCURRENCY = 8
+
+
+def simulate(
+    *,
+    horizon_s: float | None = None,
+    observer: Callable[[Observation], None] | None = None,
+    watch: Watch | None = None,
+    **options: Any,
+) -> Run:
+    """Simulate one run and return it.
+
+    `options` are the fields of `ServerSpec`, `FleetSpec` and `WorkloadSpec`, the command line's options with
+    underscores:
+
+    >>> run = simulate(hardware="l4-24gb", requests=4, prompt_tokens="100", output_tokens="10", concurrency=2)
+    >>> list(run.records.output_tokens)
+    [10, 10, 10, 10]
+    >>> two = simulate(replicas=2, router="round-robin", requests=4, output_tokens="10", rate=9.0)
+    >>> [replica["requests"] for replica in two.replicas]
+    [2, 2]
+
+    Without a concurrency, a rate or a trace the loop is closed at 8. `horizon_s` ends the run at that virtual time.
+    An `observer` sees every step of a lone engine. Raises `InputError` for options that make no sense and
+    `CapacityError` for a model that does not fit.
+    """
+    known = WorkloadSpec.__dataclass_fields__
+    for name in options:
+        if name not in SERVER_CHECKS and name not in FLEET_CHECKS and name not in known:
+            raise suggest("option", name, [*SERVER_CHECKS, *FLEET_CHECKS, *known])
+    deployment = build_deployment(
+        ServerSpec(**{name: value for name, value in options.items() if name in SERVER_CHECKS}),
+        FleetSpec(**{name: value for name, value in options.items() if name in FLEET_CHECKS}),
+    )
+    load = {name: value for name, value in options.items() if name in known}
+    if all(load.get(name) is None for name in ("concurrency", "rate", "trace")):
+        load["concurrency"] = DEFAULT_CONCURRENCY
+    return run_deployment(deployment, WorkloadSpec(**load), horizon_s=horizon_s, observer=observer, watch=watch)
+
+
+def run_deployment(
+    deployment: Deployment,
+    spec: WorkloadSpec,
+    *,
+    workload: Workload | None = None,
+    horizon_s: float | None = None,
+    observer: Callable[[Observation], None] | None = None,
+    watch: Watch | None = None,
+) -> Run:
+    """Run `spec` on `deployment`; `workload` is what it was built to, if it was built before.
+
+    A lone engine is run as such, so that one replica is no other thing than none asked for. A run that `watch` stopped
+    is partial.
+    """
+    server = deployment.lone
+    if server is not None:
+        run = run_workload(server, spec, workload=workload, horizon_s=horizon_s, observer=observer, watch=watch)
+        run.config = {**deployment.describe(), **spec.as_dict(), "horizon_s": run.config["horizon_s"]}
+        return run
+    if horizon_s is not None:
+        horizon_s = seconds(positive=True)(horizon_s, "horizon_s")
+    costs = [built.server.cost() for built in deployment.kinds]
+    fleet = deployment.drive(arriving(workload or build_workload(spec), costs[0]), costs, spec.seed)
+    stopped = advance_watched(_Watched(fleet), math.inf if horizon_s is None else horizon_s, watch)
+    run = fleet.run({**deployment.describe(), **spec.as_dict(), "horizon_s": horizon_s})
+    run.partial = stopped
+    run.warnings[:0] = deployment.warnings
+    steps = {built.name: 0 for built in deployment.kinds}
+    for replica in run.replicas:
+        steps[replica["name"]] += replica["steps"]
+    for built, cost in zip(deployment.kinds, costs, strict=True):
+        judge_floor(run, built.server, cost, steps[built.name])
+    return run
+
+
+class _Watched:
+    """A fleet as something that can be advanced in slices."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self.advance = fleet.advance
+        self.rests_until = fleet.rests_until
+
+    @property
+    def now(self) -> float:
+        return self._fleet.now
+
+    def over(self) -> int:
+        outcomes = self._fleet.outcomes
+        return len(outcomes) - outcomes.count(0)
