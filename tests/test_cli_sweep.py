@@ -101,6 +101,12 @@ class Scans(unittest.TestCase):
         self.assertEqual({row["concurrency"] for row in got["rows"]}, {1})
         self.assertEqual([row["swept"]["output_tokens"] for row in got["rows"]], ["10", "50", "100"])
 
+    def test_a_scan_takes_the_flags_of_loadgen_and_its_five_requests_a_length(self) -> None:
+        flags = ("--max-tokens", "1,2", "--prompt-tokens", "19", "--ignore-eos", "--warmup", "3")
+        for more, completed in (((), 5), (("--repeat", "2"), 2), (("--requests", "7"), 7)):
+            got = json.loads(servesim("sweep", "--quiet", *flags, *more, "--json").out)
+            self.assertEqual([row["completed"] for row in got["scan"]["rows"]], [completed] * 2)
+
     def test_ranges_are_swept_as_a_grid(self) -> None:
         got = json.loads(servesim(*SMALL, "--output-tokens", "1-5,5-9", "--json").out)
         self.assertNotIn("scan", got)

@@ -17,7 +17,7 @@ def read_config(path: str) -> tuple[dict[str, Any], bool]:
     A document is JSON, or a saved run, whose first line has the configuration. An object without a schema is taken for
     a configuration written by hand. Raises `InputError` with the file's name.
     """
-    document = _first_object(path)
+    document = first_object(path)
     written = "schema" in document
     config = document.get("config") if written or "config" in document else document
     if not isinstance(config, dict):
@@ -25,7 +25,8 @@ def read_config(path: str) -> tuple[dict[str, Any], bool]:
     return config, written
 
 
-def _first_object(path: str) -> dict[str, Any]:
+def first_object(path: str) -> dict[str, Any]:
+    """Return the JSON object that `path` begins with: the whole document, or the first line of a saved run."""
     try:
         with open(path, encoding="utf-8") as file:
             head = file.readline(MAX_BYTES)

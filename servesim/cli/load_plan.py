@@ -10,7 +10,7 @@ from servesim.cli.client_options import load_spec
 from servesim.cli.load_options import slos_of, workload_spec
 from servesim.cli.parser import Parser
 from servesim.client.prompts import GivenPrompt, read_prompts
-from servesim.client.scan import AXES, DEFAULT_REPEATS, DEFAULT_WARMUP
+from servesim.client.scan import DEFAULT_REPEATS, DEFAULT_WARMUP, scanned
 from servesim.client.spec import LoadSpec
 from servesim.console import reason
 from servesim.errors import InputError
@@ -53,9 +53,7 @@ def make_plan(parser: Parser, values: dict[str, Any]) -> Plan:
     if given is not None:
         _describe_given(values, given)
     axes = {key: values[key] for key, option in parser.options.items() if option.swept and _is_list(values.get(key))}
-    scan = next(iter(axes)) if len(axes) == 1 and axes.keys() <= AXES.keys() else None
-    if scan is not None and not all(str(length).isdecimal() for length in axes[scan]):
-        scan = None
+    scan = scanned(axes)
     if not values.keys() & {"concurrency", "rate", "trace"}:
         values["concurrency"] = 1 if scan or load.find else DEFAULT_CONCURRENCY
     repeat = load.repeat

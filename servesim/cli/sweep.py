@@ -10,10 +10,11 @@ from servesim.cli.fleet_options import FLEET, fleet_spec
 from servesim.cli.load_options import HORIZON, SLO, WORKLOAD_GROUPS, slos_of, workload_spec
 from servesim.cli.options import CONFIG, JOBS, JSON, OUTPUT, QUIET, SERVER_GROUPS, gather, server_spec
 from servesim.cli.output import result_to
-from servesim.cli.parser import Group, Parser
-from servesim.client.scan import AXES, Scan, make_scan
+from servesim.cli.parser import Group, Option, Parser
+from servesim.client.scan import DEFAULT_REPEATS, Scan, make_scan, scanned
 from servesim.console import Console
 from servesim.engine.server import DECIDED
+from servesim.engine.spec import count
 from servesim.fleet.build import build_deployment
 from servesim.interrupts import Interrupts
 from servesim.report.documents import sweep_document, to_json
@@ -28,11 +29,19 @@ EXAMPLES = (
     "servesim sweep --hardware l4-24gb --rate 0.5,1,1.5,2,3 --requests 500 --slo ttft_p95=2s --jobs 2",
     "servesim sweep --trace fixtures/burst.jsonl --hardware l4-24gb,a100-sxm-80gb,h100-sxm-80gb",
     "servesim sweep --concurrency 32,128 --max-num-batched-tokens 2k,8k,32k --requests 500",
-    "servesim sweep --output-tokens 10,50,100,200,250 --prompt-tokens 19 --requests 5",
+    "servesim sweep --max-tokens 10,50,100,200,250 --prompt-tokens 19",
 )
 
 DEFAULT_CONCURRENCIES = [1, 8, 32, 128, 256]
 LOAD_AXES = ("concurrency", "rate")
+AS_IN_LOADGEN = Group(
+    "as in loadgen, whose command is this one with a --url",
+    (
+        Option("--repeat", "repeat", "of a length scan: requests a length", count(), default="5"),
+        Option("--warmup", "warmup", "means nothing here: a simulation is never cold", count(minimum=0)),
+        Option("--ignore-eos", "ignore_eos", "means nothing here: answers have the asked length"),
+    ),
+)
 
 
 def build_parser() -> Parser:
@@ -41,7 +50,7 @@ def build_parser() -> Parser:
         "A grid of runs: a comma list on any option of the workload or the server makes an axis, two make a grid.\n"
         "Exit 1: an --slo is met by no row.",
         EXAMPLES,
-        (*WORKLOAD_GROUPS, Group("end", (HORIZON,)), *SERVER_GROUPS, FLEET, Group("output", _OUTPUT)),
+        (*WORKLOAD_GROUPS, Group("end", (HORIZON,)), *SERVER_GROUPS, FLEET, AS_IN_LOADGEN, Group("output", _OUTPUT)),
         lists=True,
     )
 
@@ -57,6 +66,8 @@ def run(argv: Sequence[str]) -> int:
     values = gather(parser, flags)
     console = Console(quiet=values.get("quiet", False))
     axes = _axes(parser, values)
+    if scanned(axes) and not values.keys() & {"requests", "duration_s", "trace"}:
+        values["requests"] = values.get("repeat", DEFAULT_REPEATS)
     points = grid(axes)
     with result_to(values.get("output")) as write, kept_trace(values.get("trace")) as trace:
         cells = [_cell(values | point | {"trace": trace}) for point in points]
@@ -76,7 +87,7 @@ def _axes(parser: Parser, values: dict[str, Any]) -> dict[str, list[Any]]:
     axes = {key: values[key] for key, option in parser.options.items() if isinstance(values.get(key), list)}
     axes.pop("slo", None)
     if not values.keys() & {"concurrency", "rate", "trace"}:
-        axes["concurrency"] = [1] if axes.keys() & AXES.keys() else DEFAULT_CONCURRENCIES
+        axes["concurrency"] = [1] if scanned(axes) else DEFAULT_CONCURRENCIES
     for key in LOAD_AXES:
         if key in values:
             axes.setdefault(key, [values[key]])
@@ -175,7 +186,7 @@ def _knee(axes: dict[str, list[Any]], summaries: list[Summary]) -> int | None:
 
 def _scan(axes: dict[str, list[Any]], points: list[Point], summaries: list[Summary]) -> Scan | None:
     """Return the length scan that the grid is, if one length of fixed values is swept and nothing else is."""
-    swept = [key for key, items in axes.items() if len(items) > 1]
-    if len(swept) != 1 or swept[0] not in AXES or not all(text.isdecimal() for text in axes[swept[0]]):
+    axis = scanned(axes)
+    if axis is None:
         return None
-    return make_scan(swept[0], [(int(point[swept[0]]), row) for point, row in zip(points, summaries, strict=True)])
+    return make_scan(axis, [(int(point[axis]), row) for point, row in zip(points, summaries, strict=True)])

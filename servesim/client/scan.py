@@ -6,8 +6,9 @@ The classic first look at a server: how long does an answer of 10, 50, 100 token
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from servesim.errors import InputError
 from servesim.stats import Distribution
@@ -57,6 +58,18 @@ class Scan:
     ttft: Line | None
     e2e: Line | None
     warnings: list[str]
+
+
+def scanned(axes: Mapping[str, Sequence[Any]]) -> str | None:
+    """Return the key of the one length that is swept over plain numbers while nothing else is; None: no scan.
+
+    >>> scanned({"concurrency": [1], "output_tokens": ["10", "50"]})
+    'output_tokens'
+    """
+    swept = [key for key, items in axes.items() if len(items) > 1]
+    if len(swept) != 1 or swept[0] not in AXES or not all(str(length).isdecimal() for length in axes[swept[0]]):
+        return None
+    return swept[0]
 
 
 def make_scan(axis: str, measured: Iterable[tuple[int, Summary]]) -> Scan:
