@@ -1,8 +1,9 @@
 """The load generator's clock against the server's own record: right, or it says that it is not.
 
-On a machine that is busy with other things a run may come out `marginal` or worse, and rightly so: the laws are of the
-form "whenever the verdict is ok", and a run in which the server was starved too says nothing against the verdict. Best
-of three, since a neighbour may take the CPU for once.
+On a machine that is busy with other things a run may come out `marginal` or worse, and rightly so: most laws are of the
+form "whenever the verdict is ok", and best of three, since a neighbour may take the CPU for once. That a load must not
+be called saturated can only be tested where the server itself was on time: if it was not, three times over, the test
+says so and is skipped, never passed.
 """
 
 from __future__ import annotations
@@ -16,11 +17,15 @@ from tests.bench_client import Truth, measure_case
 class TruthTest(unittest.TestCase):
     def check(self, case: dict, laws: dict[str, Callable[[Truth], bool]]) -> None:
         """Run the case until all laws hold, at most three times; fail with what was wrong in the last."""
+        starved = True
         for _ in range(3):
             truth = measure_case(**case)
             broken = [name for name, law in laws.items() if not law(truth)]
             if not broken:
                 return
+            starved = starved and truth.starved and broken == [CALM]
+        if starved:
+            self.skipTest(f"the server itself was late in three runs: {truth.row()}")
         self.fail(f"{', '.join(broken)}: {truth}")
 
     def test_64_streams_of_5_ms_are_stamped_within_half_a_millisecond(self) -> None:
@@ -28,7 +33,7 @@ class TruthTest(unittest.TestCase):
             {"streams": 64, "gap_s": 0.005, "tokens": 80},
             {
                 "all completed": lambda t: t.failed == 0,
-                "not saturated": lambda t: t.verdict != "saturated" or t.starved,
+                CALM: lambda t: t.verdict != "saturated",
                 "delay p50": when_ok(lambda t: t.delay_ms[0] <= 0.5),
                 "delay p99": when_ok(lambda t: t.delay_ms[1] <= 2.0),
                 **SAME_FIGURES,
@@ -51,7 +56,7 @@ class TruthTest(unittest.TestCase):
     def test_a_server_that_writes_four_tokens_at_once_does_not(self) -> None:
         self.check(
             {"streams": 64, "gap_s": 0.005, "tokens": 80, "together": 4},
-            {"not saturated": lambda t: t.verdict != "saturated" or t.starved},
+            {CALM: lambda t: t.verdict != "saturated"},
         )
 
     def test_a_run_that_is_off_by_a_third_is_never_called_ok(self) -> None:
@@ -59,6 +64,9 @@ class TruthTest(unittest.TestCase):
             truth = measure_case(**case)
             with self.subTest(truth.row()):
                 self.assertFalse(truth.verdict == "ok" and truth.error > 0.3)
+
+
+CALM = "not saturated"
 
 
 def when_ok(law: Callable[[Truth], bool]) -> Callable[[Truth], bool]:
