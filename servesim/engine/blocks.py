@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from servesim.engine.sequence import Sequence
     from servesim.engine.tiers import Tiers
 
+MANY_CHAINS = 4096
+
 LAST = 1 << 62
 """An `order` behind every running sequence."""
 
@@ -50,6 +52,7 @@ class BlockPool:
         "_chains",
         "_holders",
         "_lru",
+        "_many_chains",
         "_unhittable",
         "block_size",
         "cached",
@@ -79,10 +82,11 @@ class BlockPool:
         self.cached = 0  # free blocks in `_lru`
         self.evictions = 0  # blocks with a key that were taken for new content
         self.tiers = tiers  # where evicted blocks fall
-        self._holders = holders or tuple  # whoever holds blocks
+        self._holders = holders or tuple  # whoever holds blocks, or names chains
         self._lru: OrderedDict[Extent, None] = OrderedDict()
         self._unhittable: Extent | None = None  # the youngest extent, if nobody can hit it: the next one joins it
         self._chains: dict[int | tuple[int, str], Chain] = {}
+        self._many_chains = MANY_CHAINS  # at so many it is time to forget some
 
     @property
     def free(self) -> int:
@@ -164,10 +168,23 @@ class BlockPool:
                 key = stream if adapter is None else (stream, adapter)
                 chain = self._chains.get(key)
                 if chain is None:
+                    if len(self._chains) >= self._many_chains:
+                        self._forget_chains(chain for chain, _ in found)
                     chain = self._chains[key] = Chain(start)
                 found.append((chain, end))
             start = end
         return tuple(found)
+
+    def _forget_chains(self, in_use: Iterable[Chain]) -> None:
+        """Forget the chains of which nothing is left and that no sequence names: sessions end, memory must not grow."""
+        named = {id(chain) for chain in in_use}
+        named.update(id(chain) for sequence in self._holders() for chain, _ in sequence.segments)
+        self._chains = {
+            key: chain
+            for key, chain in self._chains.items()
+            if id(chain) in named or chain.table is not None or chain.below is not None or chain.alive > chain.start
+        }
+        self._many_chains = max(MANY_CHAINS, 2 * len(self._chains))
 
     def look_up(self, sequence: Sequence, tick: int) -> tuple[int, int]:
         """Return how many blocks `sequence` would hit now, and how many of those lie in the free queue.
@@ -234,7 +251,7 @@ class BlockPool:
         their token.
         """
         for chain, _ in sequence.segments:
-            if chain.tips:
+            if chain.tips and chain.has_tip_beside(sequence):
                 self._catch_up(chain, tick, order)
         if keyed > sequence.keyed:
             if sequence.segments:
@@ -302,6 +319,12 @@ class BlockPool:
     def _catch_up(self, chain: Chain, tick: int, order: int) -> None:
         """Give the keys that the sequences decoding along `chain` have earned unseen, in the order of earning them."""
         size, lag = self.block_size, self.key_lag
+        tip = chain.tips[0]
+        if not any(other.has_tip_beside(tip) for other, _ in tip.segments):
+            keyed = (tip.base + tick - (tip.order > order) - lag) // size
+            if keyed > tip.keyed:
+                self._key(tip, keyed)
+            return
         tips = list(chain.tips)
         for tip in tips:  # which grows by those they share other chains with
             for other, _ in tip.segments:
@@ -309,15 +332,10 @@ class BlockPool:
         earned = []
         for tip in tips:
             keyed = (tip.base + tick - (tip.order > order) - lag) // size
-            earned += [
-                (after * size + lag - tip.base, tip.order, after, tip) for after in range(tip.keyed + 1, keyed + 1)
-            ]
-        if len(tips) > 1:
-            earned.sort()
-            for _, _, after, tip in earned:
-                self._key(tip, after)
-        elif earned:
-            _, _, after, tip = earned[-1]
+            for after in range(tip.keyed + 1, keyed + 1):
+                earned.append((after * size + lag - tip.base, tip.order, after, tip))
+        earned.sort()
+        for _, _, after, tip in earned:
             self._key(tip, after)
 
     def _key(self, sequence: Sequence, keyed: int) -> None:
@@ -326,7 +344,7 @@ class BlockPool:
             after = keyed if keyed < end else end
             if after <= first:
                 continue
-            if chain.table is None and (first != chain.alive or any(tip is not sequence for tip in chain.tips)):
+            if chain.table is None and (first != chain.alive or chain.has_tip_beside(sequence)):
                 chain.break_up(self._holders())
                 if self.tiers is not None:
                     self.tiers.forget(chain)

@@ -50,6 +50,11 @@ class Chain:
         self.below: Stretch | None = None  # what the tiers below the cache have of it
         self.table: list[list[Block]] | None = None  # broken up: the blocks with each key, oldest key first
 
+    def has_tip_beside(self, sequence: Sequence) -> bool:
+        """Tell whether a sequence other than this one decodes along the chain."""
+        tips = self.tips
+        return bool(tips) and (len(tips) > 1 or tips[0] is not sequence)
+
     def enter(self, depth: int) -> None:
         """Count a holder of [start, depth)."""
         self.depths[depth] = self.depths.get(depth, 0) + 1

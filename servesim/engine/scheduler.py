@@ -99,8 +99,9 @@ class Scheduler:
             sequence.segments = self.pool.segments(self._contents[sequence.index], adapter)
 
     def holders(self) -> Iterable[Sequence]:
-        """Return every sequence that holds blocks."""
-        return chain(self.running.values(), self.handed.values())
+        """Return every sequence that holds blocks, and those that were preempted."""
+        preempted = (waiter for waiter in self.waiting if isinstance(waiter, Sequence))
+        return chain(self.running.values(), self.handed.values(), preempted)
 
     def live_indices(self) -> Iterator[int]:
         """Yield the requests that are in the engine, running or waiting."""
