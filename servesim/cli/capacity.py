@@ -11,6 +11,7 @@ from servesim.console import Console
 from servesim.engine.server import build_server
 from servesim.engine.spec import count
 from servesim.report.capacity import capacity_dict, capacity_text
+from servesim.report.cost import cost_dict, cost_text, plan_shares
 
 EXAMPLES = (
     "servesim capacity --hardware l4-24gb",
@@ -21,6 +22,8 @@ EXAMPLES = (
 
 # What decides memory and the cost of a step; the scheduler's other limits change neither.
 _LIMITS = ("max_model_len", "like_vllm", "rules")
+
+EXPLAIN_COST = Option("--explain-cost", "explain_cost", "also the share of each term of the cost model in a step")
 
 QUESTIONS = Group(
     "questions",
@@ -33,6 +36,7 @@ QUESTIONS = Group(
             default="4096",
         ),
         Option("--context", "context", "also the critical batch at N cached tokens per sequence", count(maximum=2**40)),
+        EXPLAIN_COST,
     ),
 )
 
@@ -66,8 +70,13 @@ def run(argv: Sequence[str]) -> int:
 
             known = server.describe() | {"tokens_per_request": plan.tokens_per_request, "context": context}
             config = {key: known[key] for key in parser.options if key in known}
-            write(to_json(document("capacity", config, capacity_dict(plan, context))))
+            body = capacity_dict(plan, context)
+            if values.get("explain_cost"):
+                body["cost"] = cost_dict(plan_shares(server, context))
+            write(to_json(document("capacity", config, body)))
         else:
             write(capacity_text(plan, context))
+            if values.get("explain_cost"):
+                write("\n" + cost_text(plan_shares(server, context)))
     plan.require_start()
     return 0

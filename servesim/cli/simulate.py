@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from servesim.analysis.cost_shares import watch_terms
 from servesim.cli.fleet_options import FLEET, fleet_spec
 from servesim.cli.like import like_note
 from servesim.cli.load_options import HORIZON, SLO, WORKLOAD_GROUPS, slos_of, workload_spec
@@ -25,17 +26,19 @@ from servesim.cli.output import result_to
 from servesim.cli.parser import Group, Option, Parser
 from servesim.console import Console
 from servesim.engine.spec import text
+from servesim.errors import InputError
 from servesim.fleet.build import build_deployment
 from servesim.fleet.simulate import DEFAULT_CONCURRENCY, run_deployment
 from servesim.interrupts import Interrupts
 from servesim.records import Run
+from servesim.report.cost import CostShare, cost_dict, cost_text, run_shares
 from servesim.report.documents import summary_document, to_json
 from servesim.report.explain import explain, explain_text
 from servesim.report.setup import setup_text
 from servesim.report.text import summary_text
 from servesim.runfile import RunWriter, write_lines
 from servesim.summary import Summary, summarize
-from servesim.workload.build import build_workload
+from servesim.workload.build import drive, load_requests
 
 EXAMPLES = (
     "servesim simulate --hardware l4-24gb --trace fixtures/burst.jsonl --prefix-caching",
@@ -49,10 +52,13 @@ EXAMPLES = (
 )
 
 EXPLAIN = Option("--explain-request", "explain", "say where the time of the request with this id went", text, "ID")
+EXPLAIN_COST = Option(
+    "--explain-cost", "explain_cost", "say where the time of the steps went, by term of the cost model"
+)
 
 
 def build_parser() -> Parser:
-    output = Group("output", (JSON, OUTPUT, SAVE, TOKEN_TIMES, SLO, EXPLAIN, CONFIG, LIKE, QUIET))
+    output = Group("output", (JSON, OUTPUT, SAVE, TOKEN_TIMES, SLO, EXPLAIN, EXPLAIN_COST, CONFIG, LIKE, QUIET))
     return Parser(
         "simulate",
         "One run of a workload on a simulated server. Exit 1: a request failed or was rejected, an --slo is not met.",
@@ -75,18 +81,22 @@ def run(argv: Sequence[str]) -> int:
     with ExitStack() as stack:
         write = stack.enter_context(result_to(values.get("output")))
         saved = stack.enter_context(RunWriter(values["save"])) if "save" in values else None
-        done, summary = _run(values, console)
+        done, summary, shares = _run(values, console)
         if "explain" in values:
             told = explain(done, values["explain"])
         if values.get("json"):
             document = summary_document("simulate", done.config, summary)
             if "explain" in values:
                 document["explanation"] = told.as_dict()
+            if shares:
+                document["cost"] = cost_dict(shares)
             write(to_json(document))
         else:
             write(setup_text(done.config) + summary_text(summary))
             if "explain" in values:
                 write("\n" + explain_text(told))
+            if shares:
+                write("\n" + cost_text(shares))
         if saved is not None:
             write_lines(saved, done, "simulate", token_times=values.get("token_times", False))
     if values.get("json") or "output" in values:  # else they stand in the text
@@ -95,11 +105,14 @@ def run(argv: Sequence[str]) -> int:
     return exit_code(summary)
 
 
-def _run(values: dict[str, Any], console: Console) -> tuple[Run, Summary]:
+def _run(values: dict[str, Any], console: Console) -> tuple[Run, Summary, list[CostShare]]:
     deployment = build_deployment(server_spec(values), fleet_spec(values))
     spec, slos = workload_spec(values), slos_of(values)
+    if values.get("explain_cost") and deployment.lone is None:
+        raise InputError("explain_cost is told of one engine; leave out the fleet")
     notes = list(deployment.notes)
-    workload = build_workload(spec, notes)
+    requests = load_requests(spec, notes)
+    workload = drive(spec, requests)
     for note in notes:
         console.note(note)
     with Interrupts() as interrupts, console.progress("requests", len(workload.requests)) as progress:
@@ -111,7 +124,10 @@ def _run(values: dict[str, Any], console: Console) -> tuple[Run, Summary]:
         done = run_deployment(deployment, spec, workload=workload, horizon_s=values.get("horizon_s"), watch=watch)
     if values.get("slo"):
         done.config["slo"] = values["slo"]
-    return done, summarize(done, slos)
+    shares = []
+    if values.get("explain_cost") and deployment.lone is not None:
+        shares = run_shares(watch_terms(deployment.lone, drive(spec, requests), values.get("horizon_s")))
+    return done, summarize(done, slos), shares
 
 
 def exit_code(summary: Summary) -> int:

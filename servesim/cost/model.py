@@ -54,6 +54,11 @@ class FloorWatch:
         self._floor_seconds = floor.floor_seconds
         self.steps_below_floor = 0
 
+    @property
+    def inner(self) -> CostModel:
+        """The model whose answers are passed on."""
+        return self._inner
+
     def decode(self, sequences: int, context_tokens: int, /) -> float:
         """Return the inner model's seconds."""
         seconds = self._inner.decode(sequences, context_tokens)
