@@ -66,7 +66,7 @@ class Found(Generic[Result]):
 
 @dataclass(slots=True, kw_only=True)
 class Search(Generic[Result]):
-    """A bracketed search: double (or halve) from `start` until the edge lies between two loads, then bisect.
+    """A bracketed search: double (or halve; `growth`) from `start` until the edge lies between two loads, then bisect.
 
     It stops when the two are `resolution` apart (relative; whole loads are never closer than 1) and each was decided by
     a majority of `votes` probes. Twice the load, not ten times: a server driven far over its edge stays slow after it.
@@ -81,6 +81,7 @@ class Search(Generic[Result]):
     minimum: float = 0.0  # with `whole`: 1
     maximum: float = math.inf
     whole: bool = False  # loads are whole numbers
+    growth: float = 2.0  # from one load to the next while only one side of the edge is known
     resolution: float = 0.05
     votes: int = 3  # odd; 1 for a simulator, which repeats itself
     max_probes: int = 60
@@ -94,6 +95,10 @@ class Search(Generic[Result]):
             raise InputError(f"a search must start between its limits, {self.minimum:g} and {self.maximum:g}")
         if self.votes < 1 or self.votes % 2 == 0 or self.max_probes < 1 or self.resolution < 0:
             raise InputError("a search needs an odd number of votes, a resolution of 0 or more and at least one probe")
+        if not self.growth > 1 or (self.whole and self.growth < 2):
+            raise InputError(
+                f"a search's loads grow by {self.growth:g}, must be above 1, and 2 or more for whole loads"
+            )
 
     def run(self) -> Found[Result]:
         """Probe until the edge is known."""
@@ -115,9 +120,9 @@ class Search(Generic[Result]):
             return self.start
         if missed is None:
             assert met is not None
-            return self._undecided(met) if met >= self.maximum else min(met * 2, self.maximum)
+            return self._undecided(met) if met >= self.maximum else min(met * self.growth, self.maximum)
         if met is None:
-            below = math.floor(missed / 2) if self.whole else missed / 2
+            below = math.floor(missed / self.growth) if self.whole else missed / self.growth
             lowest = missed <= self.minimum or (not self.whole and missed <= self.start / DESCENT)
             return self._undecided(missed) if lowest else max(below, self.minimum)
         if missed - met > max(1 if self.whole else 0, self.resolution * met):

@@ -17,9 +17,13 @@ VERBS: dict[str, str] = {
     "simulate": "one run of a workload on a simulated server",
     "sweep": "a grid of runs, one row each, and where the knee is",
     "loadgen": "measure a real server with the same workloads and metrics",
+    "plan": "the cheapest servers that meet objectives, and their flags",
+    "calibrate": "the figures of a device from measurements of real runs",
+    "validate": "rerun the evidence for the cost models",
     "trace": "what is in a trace of any known format; convert, cut, change its pace",
     "models": "the models that are known, or one of them",
     "hardware": "the devices that are known, or one of them",
+    "compare": "two runs side by side: differences, their noise, verdicts, gates",
 }
 """Each verb is the module `servesim.cli.VERB` with `build_parser()` and `run(argv) -> int`, imported when asked for."""
 

@@ -1,0 +1,269 @@
+"""Meet service objectives at the least cost: which server, with which limits, and how many of them.
+
+1. Every candidate is searched under the first seed (`edge`), but for those that cannot be: too little memory, or a
+   latency that not even a lone request keeps. The bound is told.
+2. The finalists (the cheapest, the cheapest of each device, whatever the search's 5 % cannot tell from the best) are
+   searched under all seeds (`refine`): the rate that counts is the lowest over the seeds, with a 95 % interval of the
+   mean (Student's t). Whoever is left out costs at least as much as its first rate that missed says.
+3. Each finalist is run with room to spare (`at`): lower load or more replicas. What no other beats in both cost and
+   latency is the front.
+4. The cheapest is run again on seeds that nothing was chosen by. If more than half of them miss, it gets one step more
+   room and the choice is made anew.
+
+With a rate to serve, load is split evenly at random over replicas (a Poisson stream stays one): a router that looks at
+the replicas does no worse. Which rows are still to be computed follows from those that are there, so a plan can be cut
+anywhere, spread over machines, and put together in any order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import mean, stdev
+from typing import Any
+
+from servesim.analysis.plan_space import Candidate
+from servesim.analysis.plan_units import AT, EDGE, REFINE, RESOLUTION, Question, Row, Unit
+from servesim.units import suggest
+
+SPARE = (1.0, 0.75, 0.5)  # of the highest rate: the loads at which a finalist is shown
+MORE_REPLICAS = (0, 1, 2)
+CHEAPEST, MOST_FINALISTS = 3, 6
+STEPS_BACK = 6  # at most so many steps of more room for one candidate
+T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # Student's t, by degrees of freedom
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSpec:
+    """What is asked: the choices, the workload they meet, the objectives, and the rate to serve if there is one."""
+
+    candidates: tuple[Candidate, ...]
+    question: Question
+    rate: float | None = None
+    prices: Mapping[str, float] = field(default_factory=dict)  # an hour of one device; empty: count devices
+    seeds: int = 3
+    fresh_seeds: int = 3
+
+    def units_of_edges(self) -> list[Unit]:
+        """Return the first stage, which is known beforehand: what `--shard` divides."""
+        return [Unit(kind=EDGE, candidate=each, seed=self.question.workload.seed) for each in self.candidates]
+
+    def search_seeds(self) -> list[int]:
+        # A trace is the same under every seed.
+        first = self.question.workload.seed
+        return [first] if self.question.workload.trace is not None else list(range(first, first + self.seeds))
+
+    def unused_seeds(self) -> list[int]:
+        if self.question.workload.trace is not None:
+            return []
+        first = self.question.workload.seed + self.seeds
+        return list(range(first, first + self.fresh_seeds))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A candidate at a load: `replicas` units, each at `rate` requests a second."""
+
+    candidate: Candidate
+    replicas: int
+    rate: float
+    cost: float
+
+
+class Planner:
+    """Turns rows into a plan, or into the units that are still missing for it."""
+
+    def __init__(self, spec: PlanSpec, rows: Sequence[Row] = ()) -> None:
+        self.spec = spec
+        self.rows: dict[str, Row] = {row["unit"]: row for row in rows}
+        self._seed = spec.question.workload.seed
+
+    def add(self, row: Row) -> None:
+        self.rows[row["unit"]] = row
+
+    def missing(self) -> list[Unit]:
+        """Return what must be computed next; empty when the plan is complete."""
+        for stage in self._stages():
+            lacking = [unit for unit in stage if unit.id not in self.rows]
+            if lacking:
+                return list({unit.id: unit for unit in lacking}.values())
+        return []
+
+    def _stages(self) -> Iterator[list[Unit]]:
+        yield self.spec.units_of_edges()
+        finalists = self.finalists()
+        yield [self._refinement(each, seed) for each in finalists for seed in self.spec.search_seeds()]
+        if self.spec.rate is not None:
+            for _ in range(STEPS_BACK):  # one replica less, while its load lies between met and missed
+                yield [unit for each in finalists for unit in self._fewer(each)]
+        yield [self._at(offer, self._seed) for each in finalists for offer in self.offers(each)]
+        for _ in range(STEPS_BACK * len(finalists)):
+            chosen = self.chosen()
+            if chosen is None:
+                return
+            yield [self._at(chosen, seed) for seed in self.spec.unused_seeds()]
+
+    # What the rows say
+
+    def edge(self, candidate: Candidate) -> Row:
+        return self.rows[Unit(kind=EDGE, candidate=candidate, seed=self._seed).id]
+
+    def possible(self) -> list[Candidate]:
+        """Return the candidates that sustain some rate, the cheapest first by their first search."""
+        found = [each for each in self.spec.candidates if self.edge(each)["rate"]]
+        return sorted(found, key=lambda each: (self.cost(each, self.edge(each)["rate"]), each.devices))
+
+    def finalists(self) -> list[Candidate]:
+        ranked = self.possible()
+        if not ranked:
+            return []
+        worst_best = self.cost(ranked[0], self.edge(ranked[0])["rate"])
+        chosen = ranked[:CHEAPEST] + [each for each in ranked if self._least_cost(each) < worst_best]
+        for device in dict.fromkeys(each.server.hardware for each in ranked):
+            chosen.append(next(each for each in ranked if each.server.hardware == device))
+        return list(dict.fromkeys(chosen))[:MOST_FINALISTS]
+
+    def _least_cost(self, candidate: Candidate) -> float:
+        """Return what a candidate costs at least: at the first rate that missed."""
+        edge = self.edge(candidate)
+        return self.cost(candidate, edge["next_rate"] or edge["rate"])
+
+    def rates(self, candidate: Candidate) -> list[float]:
+        """Return the highest rate under each seed; 0 where there is none."""
+        rows = (self.rows[self._refinement(candidate, seed).id] for seed in self.spec.search_seeds())
+        return [row["rate"] or 0.0 for row in rows]
+
+    def cost(self, candidate: Candidate, rate: float) -> float:
+        """Return the cost at `rate` a unit: an hour of all replicas; without a rate to serve, a million requests."""
+        hour = candidate.devices * self.spec.prices.get(candidate.server.hardware, 1.0)
+        return hour * replicas_for(self.spec.rate, rate) if self.spec.rate else hour / 3600 / rate * 1e6
+
+    def offers(self, candidate: Candidate) -> list[Offer]:
+        """Return a finalist at its full load and with room to spare."""
+        rate = min(self.rates(candidate))
+        if not rate:
+            return []
+        if self.spec.rate is None:
+            loads = [(1, rate * (1 - RESOLUTION[EDGE]) ** self._steps_back(candidate) * share) for share in SPARE]
+        else:
+            least = self._least_replicas(candidate) + self._steps_back(candidate)
+            loads = [(least + more, self.spec.rate / (least + more)) for more in MORE_REPLICAS]
+        return [
+            Offer(candidate=candidate, replicas=count, rate=rate, cost=self._offer_cost(candidate, count, rate))
+            for count, rate in loads
+        ]
+
+    def _offer_cost(self, candidate: Candidate, replicas: int, rate: float) -> float:
+        hour = candidate.devices * self.spec.prices.get(candidate.server.hardware, 1.0)
+        return hour * replicas if self.spec.rate else hour / 3600 / rate * 1e6
+
+    def chosen(self) -> Offer | None:
+        """Return the cheapest offer at full load; of equals that of fewest devices, then the lowest latency."""
+        full = [offers[0] for each in self.finalists() if (offers := self.offers(each))]
+        return min(full, key=lambda offer: (offer.cost, offer.candidate.devices, self._share(offer)), default=None)
+
+    def confirmed(self, offer: Offer) -> list[Row] | None:
+        """Return the rows of `offer` on fresh seeds, None while some are missing."""
+        rows = [self.rows.get(self._at(offer, seed).id) for seed in self.spec.unused_seeds()]
+        return None if None in rows else [row for row in rows if row is not None]
+
+    def front(self) -> list[Offer]:
+        """Return the offers that meet the objectives and that no other beats in both cost and latency."""
+        offers = [offer for each in self.finalists() for offer in self.offers(each) if self._meets(offer)]
+        offers.sort(key=lambda offer: (offer.cost, self._share(offer)))
+        front: list[Offer] = []
+        for offer in offers:
+            if not front or self._share(offer) < self._share(front[-1]):
+                front.append(offer)
+        return front
+
+    def at(self, offer: Offer) -> dict[str, Any] | None:
+        """Return the figures of an offer under the first seed, where they are there."""
+        row = self.rows.get(self._at(offer, self._seed).id)
+        return None if row is None else row["at"]
+
+    def _share(self, offer: Offer) -> float:
+        at = self.at(offer) or {}
+        return math.inf if at.get("share_of_limit") is None else at["share_of_limit"]
+
+    def _meets(self, offer: Offer) -> bool:
+        return bool((self.at(offer) or {}).get("met"))
+
+    def _steps_back(self, candidate: Candidate) -> int:
+        """Return how much more room a candidate was given because fresh seeds missed."""
+        steps = 0
+        while steps < STEPS_BACK:
+            rate = min(self.rates(candidate)) * (1 - RESOLUTION[EDGE]) ** steps
+            if self.spec.rate is not None:
+                rate = self.spec.rate / (self._least_replicas(candidate) + steps)
+            units = [Unit(kind=AT, candidate=candidate, seed=seed, rate=rate) for seed in self.spec.unused_seeds()]
+            answers = [self.rows[unit.id]["at"]["met"] for unit in units if unit.id in self.rows]
+            if len(answers) < len(units) or not answers or 2 * sum(answers) >= len(answers):
+                return steps
+            steps += 1
+        return steps
+
+    def _fewer(self, candidate: Candidate) -> list[Unit]:
+        """Return the runs that tell whether one replica less would do, where the searches leave it open."""
+        assert self.spec.rate is not None
+        if not min(self.rates(candidate)):
+            return []
+        fewer = self._least_replicas(candidate) - 1
+        missed = [self.rows[self._refinement(candidate, seed).id]["next_rate"] for seed in self.spec.search_seeds()]
+        if fewer < 1 or any(rate is not None and self.spec.rate / fewer >= rate for rate in missed):
+            return []
+        return self._full_runs(candidate, fewer)
+
+    def _full_runs(self, candidate: Candidate, replicas: int) -> list[Unit]:
+        assert self.spec.rate is not None
+        rate = self.spec.rate / replicas
+        return [Unit(kind=AT, candidate=candidate, seed=seed, rate=rate) for seed in self.spec.search_seeds()]
+
+    def _least_replicas(self, candidate: Candidate) -> int:
+        """Return the least replicas that every seed is known to be content with."""
+        assert self.spec.rate is not None
+        count = replicas_for(self.spec.rate, min(self.rates(candidate)))
+        while count > 1:
+            rows = [self.rows.get(unit.id) for unit in self._full_runs(candidate, count - 1)]
+            if not all(row is not None and row["at"]["met"] for row in rows):
+                break
+            count -= 1
+        return count
+
+    def _refinement(self, candidate: Candidate, seed: int) -> Unit:
+        return Unit(kind=REFINE, candidate=candidate, seed=seed, rate=self.edge(candidate)["rate"])
+
+    @staticmethod
+    def _at(offer: Offer, seed: int) -> Unit:
+        return Unit(kind=AT, candidate=offer.candidate, seed=seed, rate=offer.rate)
+
+
+def replicas_for(rate: float, each: float) -> int:
+    """Return how many units serve `rate` at `each` requests a second.
+
+    >>> replicas_for(100.0, 12.5), replicas_for(100.0, 12.4)
+    (8, 9)
+    """
+    return max(1, math.ceil(rate / each - 1e-9))
+
+
+def interval_95(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return the 95 % interval of the mean of independent `values`, None for fewer than two.
+
+    >>> interval_95([10.0, 11.0, 12.0])
+    (8.515..., 13.484...)
+    """
+    if len(values) < 2:
+        return None
+    t = T_95[len(values) - 2] if len(values) - 2 < len(T_95) else 2.0
+    half = t * stdev(values) / math.sqrt(len(values))
+    return mean(values) - half, mean(values) + half
+
+
+def candidate_named(spec: PlanSpec, key: str) -> Candidate:
+    """Return the candidate of `spec` with this key."""
+    named = {candidate.key: candidate for candidate in spec.candidates}
+    if key not in named:
+        raise suggest("candidate", key, named)
+    return named[key]

@@ -1,0 +1,192 @@
+"""What a plan chooses among: servers, how many devices each takes, what they cost, and the workload they all meet.
+
+A candidate is one server, or a unit of prefill and decode servers over a link. Here is also what can be said of it
+without running it: a latency that no request can beat, and about the rate that it can sustain.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from typing import Any
+
+from servesim.cost.roofline import Roofline
+from servesim.engine.server import Server, build_server
+from servesim.engine.spec import ServerSpec
+from servesim.errors import CapacityError, InputError
+from servesim.fleet.link import Link
+from servesim.slo import Slo
+from servesim.stats import nearest_rank
+from servesim.units import format_ms, parse_bandwidth, parse_count, parse_finite, shown
+from servesim.workload.requests import Requests
+
+DEFAULT_LINK_GB_S = 25.0  # a 200 Gb/s network card
+
+
+@dataclass(slots=True, frozen=True)
+class Split:
+    """Prefill and decode apart: how many servers of each make a unit, and the link between them."""
+
+    prefill: int
+    decode: int
+    link_bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        Link(bytes_per_s=self.link_bytes_per_s)
+
+    def __str__(self) -> str:
+        return f"{self.prefill}:{self.decode}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One choice: the server asked for, and whether it comes apart."""
+
+    server: ServerSpec
+    split: Split | None = None
+
+    @property
+    def devices(self) -> int:
+        """Devices of one unit: one server, or one set of prefill and decode servers."""
+        spec = self.server
+        servers = 1 if self.split is None else self.split.prefill + self.split.decode
+        return servers * spec.tensor_parallel_size * spec.pipeline_parallel_size * spec.data_parallel_size
+
+    @cached_property
+    def key(self) -> str:
+        """A short name that depends on nothing but what the candidate is."""
+        return digest({"server": asdict(self.server), "split": None if self.split is None else asdict(self.split)})[:12]
+
+    def describe(self) -> dict[str, Any]:
+        """Return what was asked for, as JSON: the fields of the server that were given, and the split."""
+        blank = ServerSpec()
+        given = {
+            field.name: value
+            for field in fields(ServerSpec)
+            if (value := getattr(self.server, field.name)) != getattr(blank, field.name)
+        }
+        always = ("model", "hardware", "tensor_parallel_size")
+        base = {name: getattr(self.server, name) for name in always}
+        return {**base, **given, "disagg": None if self.split is None else str(self.split)}
+
+
+def digest(value: Any) -> str:
+    """Return the SHA-256 of a JSON value, the same whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def candidates(servers: Sequence[ServerSpec], splits: Sequence[Split | None]) -> list[Candidate]:
+    """Return every server under every split, in order, none twice."""
+    found = {c.key: c for spec in servers for split in splits for c in [Candidate(server=spec, split=split)]}
+    return list(found.values())
+
+
+def parse_split(text: object, name: str, link_bytes_per_s: float = DEFAULT_LINK_GB_S * 1e9) -> Split | None:
+    """Return the split in `1:2` (prefill servers to decode servers), None for `off`.
+
+    >>> str(parse_split("1:2", "disagg"))
+    '1:2'
+    """
+    if text == "off":
+        return None
+    prefill, colon, decode = text.partition(":") if isinstance(text, str) else ("", "", "")
+    if not colon:
+        raise InputError(f"{name} is {shown(text)}, must be prefill:decode servers such as 1:1, or off")
+    return Split(parse_count(prefill, name, maximum=1000), parse_count(decode, name, maximum=1000), link_bytes_per_s)
+
+
+def parse_price(text: object, name: str) -> tuple[str, float]:
+    """Return the device and its price an hour in `l4-24gb=0.7/h`.
+
+    >>> parse_price("l4-24gb=0.7/h", "price")
+    ('l4-24gb', 0.7)
+    """
+    device, equals, price = text.rpartition("=") if isinstance(text, str) else ("", "", "")
+    if not equals or not device or not price.endswith("/h"):
+        raise InputError(f"{name} is {shown(text)}, must be a device and its price an hour such as l4-24gb=0.7/h")
+    return device.strip(), parse_finite(price[:-2], f"price of {device.strip()}", above=0.0)
+
+
+def check_prices(found: Sequence[Candidate], prices: Mapping[str, float]) -> None:
+    """Raise `InputError` unless every device among the candidates has a price, or none has."""
+    devices = list(dict.fromkeys(candidate.server.hardware for candidate in found))
+    for device in prices:
+        if device not in devices:
+            raise InputError(f"price of {device}, which is not among the hardware of the plan: {', '.join(devices)}")
+    missing = [device for device in devices if device not in prices]
+    if prices and missing:
+        raise InputError(f"{missing[0]} has no price; give one for every device, or none")
+
+
+def parse_link(text: object, name: str) -> float:
+    """Return the bandwidth of a link in bytes per second, from text with a unit or from a number."""
+    return parse_bandwidth(text, name) if isinstance(text, str) else parse_finite(text, name, above=0.0)
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Prospect:
+    """A candidate before any run. `impossible` says why no rate at all can do, with the bound; else None."""
+
+    server: Server | None
+    estimate: float | None  # requests a second that the roofline allows, latencies aside
+    impossible: str | None = None
+
+
+def prospect_of(candidate: Candidate, requests: Requests, slos: Sequence[Slo]) -> Prospect:
+    """Say of `candidate` what needs no run: whether it fits, whether one request alone meets `slos`, about its rate."""
+    try:
+        server = build_server(candidate.server)
+        server.plan.require_start()
+    except CapacityError as error:
+        return Prospect(server=None, estimate=None, impossible=str(error))
+    too_slow = _floor(server, requests, slos)
+    return Prospect(server=server, estimate=_estimate(candidate, server, requests), impossible=too_slow)
+
+
+def _floor(server: Server, requests: Requests, slos: Sequence[Slo]) -> str | None:
+    """Return the bound by which some objective cannot be met even by a request that is alone, None if all can.
+
+    Every gap is at least a decode step of one sequence, and at least the share of the prompts above a percentile's
+    rank is computed in no less than one step; what the prefix cache holds is not computed.
+    """
+    cost = server.cost()
+    prompts = sorted(requests.prompt_tokens)
+    gap_s = cost.decode(1, prompts[0])
+    for slo in slos:
+        at_least_s = 0.0
+        if slo.metric in ("tpot", "itl"):
+            at_least_s, what = gap_s, f"one decode step of one sequence takes {format_ms(gap_s * 1000)}"
+        elif slo.metric in ("ttft", "ttfo", "e2e", "ttft_from_planned", "e2e_from_planned"):
+            tokens = prompts[nearest_rank(slo.percentile, len(prompts)) - 1]
+            if server.spec.prefix_caching and requests.content is not None:
+                tokens = 1
+            at_least_s = cost.step(0, 0, [(tokens, tokens)])
+            what = f"a prompt of {tokens:,} tokens alone takes {format_ms(at_least_s * 1000)}"
+        if at_least_s > slo.limit_s:
+            return f"no rate meets {slo.name} <= {format_ms(slo.limit_s * 1000)}: {what}"
+    return None
+
+
+def _estimate(candidate: Candidate, server: Server, requests: Requests) -> float:
+    """Return about the requests a second at which the unit's time is used up; a place to begin, not a bound."""
+    plan, spec = server.plan, server.spec
+    count = len(requests)
+    prompt, output = sum(requests.prompt_tokens) / count, sum(requests.output_tokens) / count
+    roofline = roofline_of(server)
+    batch = max(1.0, min(server.config.max_num_seqs, plan.kv_tokens / (prompt + output / 2)))
+    decode_s = roofline.seconds(round(batch), round(batch * (prompt + output / 2))) / batch
+    prefill_s = prompt * roofline.token_s
+    if spec.prefix_caching and requests.content is not None:
+        prefill_s /= 2
+    if candidate.split is None:
+        return 1.0 / (prefill_s + output * decode_s)
+    return min(candidate.split.prefill / prefill_s, candidate.split.decode / (output * decode_s))
+
+
+def roofline_of(server: Server) -> Roofline:
+    """Return the roofline of a server's steps, whatever cost model it is run with."""
+    kv = None if server.model.kv_is_linear else server.plan.whole_kv_bytes_per_token
+    return Roofline(server.model, server.hardware, server.spec.tensor_parallel_size, kv_bytes_per_token=kv)

@@ -1,0 +1,276 @@
+"""`servesim plan`: the cheapest servers that meet the objectives, with the commands that start them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from servesim.analysis.plan import Planner, PlanSpec
+from servesim.analysis.plan_document import plan_body
+from servesim.analysis.plan_shards import ShardWriter, parse_shard, plan_digest, read_shards
+from servesim.analysis.plan_space import (
+    Split,
+    candidates,
+    check_prices,
+    parse_link,
+    parse_price,
+    parse_split,
+)
+from servesim.analysis.plan_units import Question, Unit, workers
+from servesim.analysis.sweep import grid
+from servesim.cli.load_options import SLO, TRACE, WORKLOAD, slos_of, workload_spec
+from servesim.cli.options import CONFIG, JOBS, JSON, OUTPUT, QUIET, SERVER_GROUPS, gather, server_spec
+from servesim.cli.output import result_to
+from servesim.cli.parser import Group, Option, Parser
+from servesim.console import Console
+from servesim.engine.spec import count, number, text
+from servesim.errors import InputError
+from servesim.interrupts import Interrupts
+from servesim.report.documents import document, to_json
+from servesim.report.plan import plan_text
+from servesim.units import parse_list
+from servesim.workload.build import load_requests
+
+EXAMPLES = (
+    "servesim plan --slo ttft_p95=500ms,tpot_p95=50ms --hardware h100-sxm-80gb,l40s-48gb --tensor-parallel-size 1,2",
+    "servesim plan --slo ttft_p95=1s --rate 100 --hardware l4-24gb,l40s-48gb --price l4-24gb=0.7/h,l40s-48gb=1.1/h",
+    "servesim plan --slo tpot_p95=40ms --tune --shared-prefix-tokens 1024",
+    "servesim plan --slo itl_p99=60ms --disagg off,1:1 --link 25GB/s --prompt-tokens 500-8000",
+    "servesim plan --slo ttft_p95=1s --tune --shard 2/8 -o shard2.jsonl",
+    "servesim plan --from shard*.jsonl",
+)
+
+DEFAULT_REQUESTS = 2000
+TUNED: dict[str, tuple[Any, ...]] = {
+    "max_num_seqs": (128, 256, 512),
+    "max_num_batched_tokens": (2048, 8192),
+    "block_size": (16, 32),
+    "prefix_caching": (False, True),
+}
+
+_NOT_HERE = {"concurrency", "stagger_s", "duration_s", "speed", "rate"}
+_NOT_PLAN = {"json", "output", "quiet", "jobs", "shard", "from", "config_file"}
+
+
+def _workload(group: Group) -> Group:
+    """Return the workload's options without those that a search decides; none of them is a list here."""
+    kept = [replace(option, swept=False) for option in group.options if option.key not in _NOT_HERE]
+    named = {"requests": f"{DEFAULT_REQUESTS}; every row of a trace"}
+    return Group(group.title, tuple(replace(o, default=named.get(o.key, o.default)) for o in kept))
+
+
+ASKED = Group(
+    "objective",
+    (
+        SLO,
+        Option("--rate", "rate", "requests per second to serve: how many replicas", number(above=0.0), "R"),
+        Option(
+            "--price", "price", "of one device, such as l4-24gb=0.7/h; a comma list", text, "DEVICE=X/h", repeat=True
+        ),
+        Option("--tune", "tune", "also try values of " + ", ".join(key.replace("_", "-") for key in TUNED)),
+        Option("--disagg", "disagg", "prefill:decode servers to try, off: together; a comma list", text, "P:D", "off"),
+        Option("--link", "link", "between prefill and decode servers", parse_link, "RATE", "25GB/s"),
+        Option("--seeds", "seeds", "seeds that a finalist is searched under", count(maximum=10), default="3"),
+        Option(
+            "--fresh-seeds",
+            "fresh_seeds",
+            "unused seeds that check the choice",
+            count(minimum=0, maximum=100),
+            default="3",
+        ),
+    ),
+)
+
+WHERE = Group(
+    "many machines",
+    (
+        Option("--shard", "shard", "search only every n-th candidate and write rows (JSON lines)", parse_shard, "I/N"),
+        Option(
+            "--from",
+            "from",
+            "rows that shards wrote: merge them, compute what is missing",
+            text,
+            "FILE...",
+            repeat=True,
+        ),
+        replace(JOBS, default="all cores"),
+    ),
+)
+
+
+def build_parser() -> Parser:
+    return Parser(
+        "plan",
+        "Meet objectives at the least cost. Comma lists on options of the server are the choices.\n"
+        "Exit 1: nothing meets the objectives.",
+        EXAMPLES,
+        (
+            ASKED,
+            _workload(WORKLOAD),
+            _workload(TRACE),
+            *SERVER_GROUPS,
+            WHERE,
+            Group("output", (JSON, OUTPUT, CONFIG, QUIET)),
+        ),
+        lists=True,
+    )
+
+
+def run(argv: Sequence[str]) -> int:
+    parser = build_parser()
+    flags = parser.read(_spread(argv))
+    if flags is None:
+        return 0
+    values = gather(parser, flags)
+    console = Console(quiet=values.get("quiet", False))
+    if "from" in values and "shard" in values:
+        raise InputError("--from merges what --shard wrote; leave one out")
+    if "from" in values:
+        return _merge(parser, values, console)
+    spec = plan_spec(values, console)
+    if "shard" in values:
+        return _shard(spec, values, console)
+    return _plan(spec, Planner(spec), values, console)
+
+
+def _spread(argv: Sequence[str]) -> list[str]:
+    """Return `argv` with `--from a b` as `--from a --from b`, which is what a shell makes of shard*.jsonl."""
+    spread: list[str] = []
+    inside = False
+    for word in argv:
+        if inside and not word.startswith("-"):
+            if spread[-1] != "--from":
+                spread.append("--from")
+        else:
+            inside = word == "--from"
+        spread.append(word)
+    return spread
+
+
+def plan_spec(values: dict[str, Any], console: Console | None = None) -> PlanSpec:
+    """Return the plan that `values` ask for."""
+    slos = slos_of(values)
+    if not slos:
+        raise InputError("a plan needs an objective, such as --slo ttft_p95=500ms")
+    rate = values.get("rate")
+    asked = {key: value for key, value in values.items() if key != "rate"}
+    if "trace" not in values:
+        asked = {"requests": DEFAULT_REQUESTS, "rate": rate or 1.0, **asked}
+    elif values["trace"] == "-":
+        raise InputError("a plan reads its trace many times, so not from standard input; give a file")
+    workload = workload_spec(asked)
+    notes: list[str] = []
+    requests = load_requests(workload, notes)
+    axes = {key: value for key, value in values.items() if isinstance(value, list) and key not in ("slo", "price")}
+    if values.get("tune"):
+        tried = {key: list(tried) for key, tried in TUNED.items() if key not in values}
+        if requests.content is None and "prefix_caching" in tried:
+            notes.append("no two requests share content, so prefix caching is not tried")
+            del tried["prefix_caching"]
+        axes |= tried
+    servers = [server_spec(values | point) for point in grid(axes)]
+    found = candidates(servers, _splits(values))
+    prices = dict(parse_price(item.strip(), "price") for one in values.get("price", ()) for item in one.split(","))
+    check_prices(found, prices)
+    for note in notes:
+        if console is not None:
+            console.note(note)
+    return PlanSpec(
+        candidates=tuple(found),
+        question=Question(workload=workload, slos=tuple(slos)),
+        rate=rate,
+        prices=prices,
+        seeds=values.get("seeds", 3),
+        fresh_seeds=values.get("fresh_seeds", 3),
+    )
+
+
+def _splits(values: dict[str, Any]) -> list[Split | None]:
+    link = values.get("link", parse_link("25GB/s", "link"))
+
+    def parse(item: str, name: str) -> Split | None:
+        return parse_split(item, name, link)
+
+    return parse_list(values.get("disagg", "off"), parse, "--disagg")
+
+
+def _config(values: dict[str, Any], spec: PlanSpec) -> dict[str, Any]:
+    """Return what was asked, as `--config` takes it back, with the workload in force."""
+    load = {key: value for key, value in spec.question.workload.as_dict().items() if value is not None}
+    load = {key: value for key, value in load.items() if key not in _NOT_HERE}
+    return {**load, **{key: value for key, value in values.items() if key not in _NOT_PLAN}}
+
+
+def _shard(spec: PlanSpec, values: dict[str, Any], console: Console) -> int:
+    """Do one shard's searches, those that its file lacks, and append their rows to it."""
+    number, total = map(int, values["shard"].split("/"))
+    plan, path = plan_digest(spec), str(values.get("output", ""))
+    units = spec.units_of_edges()[number - 1 :: total]
+    done: set[str] = set()
+    begun = os.path.exists(path) and os.path.getsize(path) > 0
+    if begun:
+        _, theirs, rows, _ = read_shards([path])
+        if theirs != plan:
+            raise InputError(f"{path} has rows of another plan; give another file")
+        done = {row["unit"] for row in rows}
+        console.note(f"{path} has {len(done)} rows already")
+    writer = ShardWriter(path or None, sys.stdout, _config(values, spec), plan, begun=begun)
+    try:
+        return int(not _do(spec, [unit for unit in units if unit.id not in done], writer.row, values, console))
+    finally:
+        writer.close()
+
+
+def _merge(parser: Parser, values: dict[str, Any], console: Console) -> int:
+    """Put the rows of shards together, compute what is missing, and report."""
+    given = values.keys() - _NOT_PLAN
+    config, plan, rows, notes = read_shards(values["from"])
+    options = parser.options
+    checked = {key: value for key, value in config.items() if key in options}
+    spec = plan_spec({**checked, **{key: values[key] for key in given}})
+    if plan_digest(spec) != plan:
+        raise InputError(
+            f"{values['from'][0]}: its rows belong to another plan, workload or version; leave out the options"
+        )
+    for note in notes:
+        console.note(note)
+    planner = Planner(spec, rows)
+    lacking = [unit for unit in spec.units_of_edges() if unit.id not in planner.rows]
+    if lacking:
+        console.note(f"{len(lacking)} of {len(spec.candidates)} candidates are in no shard; they are searched now")
+    return _plan(spec, planner, {**checked, **values}, console)
+
+
+def _plan(spec: PlanSpec, planner: Planner, values: dict[str, Any], console: Console) -> int:
+    with result_to(values.get("output")) as write:
+        while units := planner.missing():
+            if not _do(spec, units, planner.add, values, console):
+                console.warn("interrupted before the plan was complete")
+                return 1
+        body = plan_body(planner)
+        write(to_json(document("plan", _config(values, spec), body)) if values.get("json") else plan_text(body))
+    return int(body["chosen"] is None)
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _do(spec: PlanSpec, units: list[Unit], take: Any, values: dict[str, Any], console: Console) -> bool:
+    """Do `units`, giving each row to `take`; return whether nobody pressed Ctrl-C."""
+    jobs = min(values.get("jobs") or cores(), len(units))
+    with (
+        Interrupts() as interrupt,
+        console.progress("searches", len(units)) as progress,
+        workers(spec.question, jobs) as run_all,
+    ):
+        for done, row in enumerate(run_all(units), 1):
+            take(row)
+            progress.update(done, row["kind"])
+            if interrupt.asked:
+                return False
+    return True
