@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 from servesim.engine.config import RULES, EngineConfig
 from servesim.records import Outcome
@@ -36,6 +37,13 @@ class TheEngineEqualsTheTextbook(unittest.TestCase):
                 self.fail(
                     f"seed {seed} differs: {difference}\n{case}\nsee python3 -m tests.random_cases --seeds {seed}"
                 )
+
+
+    def test_whenever_chains_of_which_nothing_is_left_are_forgotten(self) -> None:
+        engine = engine_class_named("servesim")
+        with mock.patch("servesim.engine.blocks.MANY_CHAINS", 2):
+            for seed in range(SEEDS // 2):
+                self.assertIsNone(first_difference(random_case(seed), engine), f"seed {seed}")
 
 
 class Forgetful(Reference):

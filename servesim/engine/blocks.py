@@ -160,7 +160,7 @@ class BlockPool:
 
         Equal tokens under different adapters have different KV.
         """
-        found = []
+        found: list[tuple[Chain, int]] = []
         start = 0
         for stream, end_token in content:
             end = end_token // self.block_size
@@ -182,7 +182,10 @@ class BlockPool:
         self._chains = {
             key: chain
             for key, chain in self._chains.items()
-            if id(chain) in named or chain.table is not None or chain.below is not None or chain.alive > chain.start
+            if id(chain) in named
+            or chain.table is not None
+            or chain.alive > chain.start
+            or (chain.below and any(chain.below.sizes))
         }
         self._many_chains = max(MANY_CHAINS, 2 * len(self._chains))
 
