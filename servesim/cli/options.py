@@ -9,6 +9,7 @@ from servesim.cli.document import read_config
 from servesim.cli.like import like_options
 from servesim.cli.parser import Group, Option, Parser
 from servesim.engine.config import RULES
+from servesim.engine.offload import DEFAULT_LINK, JOIN
 from servesim.engine.policy import POLICIES
 from servesim.engine.server import DECIDED, build_server
 from servesim.engine.spec import SERVER_CHECKS, ServerSpec, count, switch, text
@@ -111,7 +112,53 @@ QUEUE = Group(
     ),
 )
 
-SERVER_GROUPS = (DEVICE, LIMITS, QUEUE, COST)
+SPECULATION = Group(
+    "speculative decoding",
+    (
+        _server("--spec-tokens", "drafted tokens that each step verifies beside the next one, 0: off", default="0"),
+        _server(
+            "--acceptance", "probability that a drafted token is accepted; one, or one a position: 0.9:0.7:0.5", "A"
+        ),
+    ),
+)
+
+TIERS = Group(
+    "KV tiers below the device",
+    (
+        Option(
+            "--kv-offload",
+            "kv_offload",
+            "evicted prefixes fall into SIZE of host memory; give it again, or A+B, for a tier below that",
+            SERVER_CHECKS["kv_offload"],
+            "SIZE",
+            "off",
+            swept=True,
+            join=JOIN,
+        ),
+        Option(
+            "--offload-link",
+            "offload_link",
+            "bandwidth between a device and the tier; one for all tiers, or one for each",
+            SERVER_CHECKS["offload_link"],
+            "RATE",
+            DEFAULT_LINK,
+            swept=True,
+            join=JOIN,
+        ),
+        Option("--offload-overlap", "offload_overlap", "KV comes back beside the step instead of before it"),
+    ),
+)
+
+ADAPTERS = Group(
+    "LoRA adapters",
+    (
+        _server("--max-loras", "adapters in one batch, each with room on the device", default="adapters cost nothing"),
+        _server("--adapter-rank", "rank of every adapter: its bytes follow from the model's shapes", "R", "16"),
+        _server("--adapter-load", "time to load one, or the bandwidth it is loaded with", "TIME|RATE", "25GB/s"),
+    ),
+)
+
+SERVER_GROUPS = (DEVICE, LIMITS, QUEUE, SPECULATION, TIERS, ADAPTERS, COST)
 
 CONFIG = Option("--config", "config_file", "take every option from a document servesim wrote; flags win", text, "FILE")
 LIKE = Option("--like", "like", "start from a run that loadgen measured: its server and its load", text, "RUN")

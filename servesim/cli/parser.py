@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from typing import Any, NoReturn
 
 from servesim.errors import InputError
@@ -35,6 +37,7 @@ class Option:
     aliases: tuple[str, ...] = ()
     swept: bool = False  # `sweep` takes a comma list of values
     repeat: bool = False  # may be given again; the value is a list
+    join: str = ""  # may be given again; the value is one text, its parts joined by this
 
 
 @dataclass(slots=True, frozen=True)
@@ -43,6 +46,22 @@ class Group:
 
     title: str
     options: tuple[Option, ...]
+
+
+class _Join(argparse.Action):
+    """Joins the values of an option that is given several times; of lists of values, each with each."""
+
+    def __init__(self, joint: str, option_strings: Sequence[str], dest: str, **rest: Any) -> None:
+        super().__init__(option_strings, dest, **rest)
+        self._joint = joint
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, value: Any, option: str | None = None) -> None:
+        before = getattr(namespace, self.dest, None)
+        if before is not None:
+            sides = [side if isinstance(side, list) else [side] for side in (before, value)]
+            joined = [self._joint.join(pair) for pair in product(*sides)]
+            value = joined[0] if len(joined) == 1 else joined
+        setattr(namespace, self.dest, value)
 
 
 class Parser(argparse.ArgumentParser):
@@ -83,7 +102,9 @@ class Parser(argparse.ArgumentParser):
                 return values[0] if len(values) == 1 else values
             return check(value, option.flag)
 
-        action = "append" if option.repeat else "store"
+        action: Any = "append" if option.repeat else "store"
+        if option.join:
+            action = partial(_Join, option.join)
         section.add_argument(*flags, dest=option.key, action=action, type=parse, metavar=option.metavar, help=text)
 
     def format_help(self) -> str:

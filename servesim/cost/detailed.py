@@ -17,7 +17,8 @@ The soft maximum is (c^p + m^p)^(1/p): over 40,000 profiled GEMMs of two cards a
 p = 2 by 3.4 % and 3.0 %, and was up to 27 % low between 64 and 512 tokens, where servers live. A mixture's routed
 experts are read as far as they are hit: experts x (1 - ((experts - k) / experts)^tokens). `ingest_ms` is time between a
 request's send and its place in the queue (HTTP, tokenizer); it delays the request and keeps no device busy, so that it
-is not in a step: the simulator adds it. Every term can be seen: `terms` gives the seconds of each in a step.
+is not in a step: the simulator adds it. A draft (speculative decoding) is a chunk after which nothing is computed: its
+tokens go through layers and head and see the KV that their sequence reads anyway. `terms` gives each term of a step.
 
 Sources: kernel tables and vLLM logs of LLMServingSim 2.0 (casys-kaist/LLMServingSim, RTX 4090 and RTX PRO 6000), the
 formulas of BLIS (inference-sim), NVIDIA's aiconfigurator and inference-lab, and the fits of `servesim validate`.
@@ -163,13 +164,22 @@ class Detailed:
         """Return the seconds of a step that decodes `sequences` and computes `chunks` of (new tokens, computed)."""
         if not chunks:
             return self.decode(sequences, context_tokens)
-        new = begun = 0
+        new = begun = drafted = prompts = 0
         for tokens, computed in chunks:
+            if not computed:
+                drafted += tokens
+                continue
             new += tokens
+            prompts += 1
             if tokens == computed:
                 begun += 1
-        rows = sequences + len(chunks)
-        seconds = self._gemms(sequences + new, sequences, rows, new) + self._host(rows, begun)
+        verified = sequences + drafted
+        if not new:
+            tokens = self._padded(verified)
+            seconds = self._gemms(tokens, tokens, verified, 0) + self._host(sequences, 0) + context_tokens * self._kv_s
+            return seconds + self._window_s(sequences, context_tokens) if self._windowed else seconds
+        seconds = self._gemms(verified + new, verified, verified + prompts, new)
+        seconds += self._host(sequences + prompts, begun)
         seconds += context_tokens * self._mixed_kv_s + self._prompt_attention(chunks)
         if self._windowed and sequences:
             seconds += self._window_s(sequences, context_tokens) * self.parameters.mixed_kv
@@ -181,11 +191,11 @@ class Detailed:
         Of a soft maximum each side has its share of c^p + m^p.
         """
         p = self.parameters
-        new = sum(tokens for tokens, _ in chunks)
-        begun = sum(tokens == computed for tokens, computed in chunks)
-        rows = sequences + len(chunks)
-        tokens = sequences + new if chunks else self._padded(sequences)
-        decoding = sequences if chunks else tokens
+        verified = sequences + sum(tokens for tokens, computed in chunks if not computed)
+        prompts = [chunk for chunk in chunks if chunk[1]]
+        begun = sum(tokens == computed for tokens, computed in prompts)
+        tokens = verified + sum(new for new, _ in prompts) if prompts else self._padded(verified)
+        decoding = verified if prompts else tokens
         compute, read = self._body(tokens, decoding)
         body = _soft_maximum(compute, read, p.softness)
         share = _share(compute, read, p.softness)
@@ -193,14 +203,14 @@ class Detailed:
         terms = {
             "weights": body * (1 - share),
             "compute": body * share,
-            "head": self._head(rows),
+            "head": self._head(verified + len(prompts)),
             "kv": kv,
-            "mixed": kv * (p.mixed_kv - 1) if chunks else 0.0,
-            "attention": self._prompt_attention(chunks) if chunks else 0.0,
+            "mixed": kv * (p.mixed_kv - 1) if prompts else 0.0,
+            "attention": self._prompt_attention(prompts),
             "traffic": self._traffic(tokens),
-            "launches": self._launches(bool(chunks)),
+            "launches": self._launches(bool(prompts)),
             "links": self._links(tokens),
-            "host": self._host(rows, begun),
+            "host": self._host(sequences + len(prompts), begun),
         }
         assert terms.keys() == TERMS.keys()
         return terms
@@ -298,6 +308,8 @@ class Detailed:
         """
         seconds, softness = 0.0, self.parameters.softness
         for new, computed in chunks:
+            if not computed:
+                continue
             compute = 0.0
             for flop_s, window in self._attention_s:
                 seen = computed - new / 2

@@ -6,19 +6,22 @@ and token budget, the cache that memory leaves, the slots of llama.cpp.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from servesim.catalog.hardware import Hardware, load_hardware
 from servesim.catalog.model import Model
 from servesim.catalog.models import load_model
 from servesim.catalog.vllm import vllm_defaults
+from servesim.cost.lora import adapter_bytes
 from servesim.cost.memory import DEFAULT_TOKENS_PER_REQUEST, CapacityPlan, plan_capacity
 from servesim.cost.model import COST_MODELS, CostModel, FloorWatch
+from servesim.engine.adapters import AdapterConfig
 from servesim.engine.config import EngineConfig
+from servesim.engine.offload import tiers_of
 from servesim.engine.spec import ServerSpec
 from servesim.errors import InputError
-from servesim.units import suggest
+from servesim.units import parse_bandwidth, parse_duration, suggest
 
 MAX_NUM_SEQS = 256
 MAX_NUM_BATCHED_TOKENS = 8192
@@ -51,6 +54,7 @@ class Server:
     hardware: Hardware
     plan: CapacityPlan
     config: EngineConfig
+    adapter_bytes: int = 0  # of one LoRA adapter on one device; 0 where adapters are off
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -78,8 +82,7 @@ class Server:
 
     def describe(self) -> dict[str, Any]:
         """Return every value in force, as a document's `config` has it, with the usable blocks that follow."""
-        config = {field.name: getattr(self.spec, field.name) for field in fields(self.spec)}
-        return {**config, "num_blocks": self.config.num_blocks}
+        return {**self.spec.as_dict(), "num_blocks": self.config.num_blocks}
 
 
 def build_server(asked: ServerSpec, *, tokens_per_request: int | None = None) -> Server:
@@ -92,8 +95,9 @@ def build_server(asked: ServerSpec, *, tokens_per_request: int | None = None) ->
     model, hardware = _model(asked), _device(asked)
     spec = replace(_with_defaults(asked, hardware), kv_cache_dtype=model.kv_dtype)
     spec, notes = _with_limits(spec, asked, hardware)
-    plan = _plan(spec, model, hardware, tokens_per_request)
-    config = _engine_config(spec, plan)
+    adapter = _adapter_bytes(spec, model)
+    plan = _plan(spec, model, hardware, tokens_per_request, adapter * (spec.max_loras or 0))
+    config = _engine_config(spec, plan, _adapters(spec, hardware, adapter))
     if asked.slots is not None:
         spec = replace(spec, max_num_seqs=config.max_num_seqs, max_model_len=config.max_model_len)
         if config.max_num_batched_tokens != spec.max_num_batched_tokens:
@@ -104,6 +108,7 @@ def build_server(asked: ServerSpec, *, tokens_per_request: int | None = None) ->
         hardware=hardware,
         plan=plan,
         config=config,
+        adapter_bytes=adapter,
         notes=tuple(notes),
         warnings=tuple(_warnings(spec, asked, hardware, plan)),
     )
@@ -189,13 +194,37 @@ def _with_limits(spec: ServerSpec, asked: ServerSpec, hardware: Hardware) -> tup
     return replace(spec, max_num_batched_tokens=budget, max_num_seqs=seats), notes
 
 
-def _plan(spec: ServerSpec, model: Model, hardware: Hardware, tokens_per_request: int | None) -> CapacityPlan:
+def _adapter_bytes(spec: ServerSpec, model: Model) -> int:
+    """Return a device's part of one adapter, 0 where there are none."""
+    if spec.max_loras is None:
+        return 0
+    return -(-adapter_bytes(model, spec.adapter_rank) // (spec.tensor_parallel_size * spec.pipeline_parallel_size))
+
+
+def _adapters(spec: ServerSpec, hardware: Hardware, each_bytes: int) -> AdapterConfig | None:
+    """Return what adapters of `each_bytes` cost: a load over its link, a read in every step as weights are read."""
+    if spec.max_loras is None:
+        return None
+    load = spec.adapter_load
+    if load.endswith("/s"):
+        load_s = each_bytes / parse_bandwidth(load, "adapter_load")
+    else:
+        load_s = parse_duration(load, "adapter_load")
+    read_s = each_bytes / (hardware.bandwidth_gb_s * 1e9 * hardware.mbu)
+    return AdapterConfig(max_loras=spec.max_loras, load_s=load_s, read_s=read_s)
+
+
+def _plan(
+    spec: ServerSpec, model: Model, hardware: Hardware, tokens_per_request: int | None, adapters_bytes: int
+) -> CapacityPlan:
+    """Plan the memory; adapters have slots of their own from the start, as in vLLM, so that they are reserved."""
     assert spec.gpu_memory_utilization is not None and spec.block_size is not None  # filled in above
     return plan_capacity(
         model,
         hardware,
         gpu_memory_utilization=spec.gpu_memory_utilization,
         block_size=spec.block_size,
+        reserve_bytes=hardware.reserve_bytes + adapters_bytes,
         tensor_parallel=spec.tensor_parallel_size,
         pipeline_parallel=spec.pipeline_parallel_size,
         data_parallel=spec.data_parallel_size,
@@ -207,7 +236,7 @@ def _plan(spec: ServerSpec, model: Model, hardware: Hardware, tokens_per_request
     )
 
 
-def _engine_config(spec: ServerSpec, plan: CapacityPlan) -> EngineConfig:
+def _engine_config(spec: ServerSpec, plan: CapacityPlan, adapters: AdapterConfig | None) -> EngineConfig:
     assert spec.max_num_seqs is not None and spec.max_num_batched_tokens is not None
     num_blocks, max_model_len = plan.num_blocks, spec.max_model_len
     if spec.slots is not None:
@@ -217,6 +246,8 @@ def _engine_config(spec: ServerSpec, plan: CapacityPlan) -> EngineConfig:
             raise InputError(f"slots is {spec.slots}, must leave 2 tokens or more of the {cache:,} to each")
         max_model_len = slot_tokens if max_model_len is None else min(max_model_len, slot_tokens)
         num_blocks = spec.slots * -(-slot_tokens // plan.block_size)
+    if spec.kv_offload is not None and not spec.prefix_caching:
+        raise InputError("kv_offload keeps what falls out of the prefix cache; give prefix_caching too")
     return EngineConfig(
         num_blocks=num_blocks,
         block_size=plan.block_size,
@@ -235,6 +266,11 @@ def _engine_config(spec: ServerSpec, plan: CapacityPlan) -> EngineConfig:
         client_timeout_s=spec.client_timeout_s,
         policy=spec.policy,
         rules=spec.rules,
+        spec_tokens=spec.spec_tokens,
+        acceptance=tuple(map(float, spec.acceptance.split(":"))) if spec.acceptance else (),
+        kv_tiers=tiers_of(spec.kv_offload, spec.offload_link, plan),
+        kv_tiers_overlap=spec.offload_overlap,
+        adapters=adapters,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from servesim.cost.model import CostModel, FloorWatch
@@ -43,7 +44,12 @@ def run_workload(
         horizon_s = seconds(positive=True)(horizon_s, "horizon_s")
     config = {**server.describe(), **spec.as_dict(), "horizon_s": horizon_s}
     cost = server.cost()
-    engine = Engine(server.config, cost, arriving(workload or build_workload(spec, notes), cost), observer=observer)
+    engine = Engine(
+        replace(server.config, seed=spec.seed),
+        cost,
+        arriving(workload or build_workload(spec, notes), cost),
+        observer=observer,
+    )
     stopped = advance_watched(_Watched(engine), math.inf if horizon_s is None else horizon_s, watch)
     run = engine.run(config)
     run.partial = stopped

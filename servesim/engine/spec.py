@@ -11,10 +11,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from servesim.catalog.weights import KV_BYTES, WEIGHT_FORMATS
+from servesim.cost.lora import MAX_RANK
 from servesim.engine.config import RULES
+from servesim.engine.offload import links, sizes
 from servesim.engine.policy import POLICIES
 from servesim.errors import InputError
-from servesim.units import parse_count, parse_duration, parse_finite, shown, suggest
+from servesim.units import parse_bandwidth, parse_count, parse_duration, parse_finite, shown, suggest
 
 Check = Callable[[Any, str], Any]
 
@@ -70,6 +72,20 @@ def switch(value: Any, name: str) -> bool:
     return value
 
 
+def acceptance(value: Any, name: str) -> str:
+    """Check for probabilities that a drafted token is accepted: one, or one for each position, `0.9:0.8:0.6`."""
+    parts = str(value).split(":") if isinstance(value, (str, float, int)) and not isinstance(value, bool) else [""]
+    each = [parse_finite(part, name, minimum=0.0, maximum=1.0) for part in parts]
+    return ":".join(f"{probability:g}" for probability in each)
+
+
+def time_or_bandwidth(value: Any, name: str) -> str:
+    """Check for what a load takes: a time such as `20ms`, or the bandwidth of the link, such as `25GB/s`."""
+    given = text(value, name)
+    (parse_bandwidth if given.endswith("/s") else parse_duration)(given, name)
+    return given
+
+
 def _wrong(value: object, name: str, what: str) -> InputError:
     return InputError(f"{name} is {shown(value)}, must be {what}")
 
@@ -104,6 +120,14 @@ SERVER_CHECKS: dict[str, Check] = {
     "max_num_queued_reqs": count(minimum=0),
     "max_num_queued_tokens": count(minimum=0),
     "client_timeout_s": seconds(positive=True),
+    "kv_offload": sizes,
+    "offload_link": links,
+    "offload_overlap": switch,
+    "spec_tokens": count(minimum=0, maximum=64),
+    "acceptance": acceptance,
+    "max_loras": count(maximum=2**20),
+    "adapter_rank": count(maximum=MAX_RANK),
+    "adapter_load": time_or_bandwidth,
     "like_vllm": switch,
     "cost_model": text,
     "mfu": number(above=0.0, maximum=1e3),
@@ -111,6 +135,12 @@ SERVER_CHECKS: dict[str, Check] = {
     "step_overhead_s": seconds(),
 }
 """What each field of `ServerSpec` accepts: a flag's text or a JSON value, with the name it was given under."""
+
+
+SAID_WHEN_USED = frozenset(
+    "kv_offload offload_link offload_overlap spec_tokens acceptance max_loras adapter_rank adapter_load".split()
+)
+"""Fields that a configuration names only where they are used."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -146,6 +176,14 @@ class ServerSpec:
     max_num_queued_reqs: int | None = None
     max_num_queued_tokens: int | None = None
     client_timeout_s: float | None = None
+    kv_offload: str | None = None  # sizes of the tiers below the device's cache, see `offload`
+    offload_link: str | None = None
+    offload_overlap: bool = False
+    spec_tokens: int = 0  # drafted tokens per step
+    acceptance: str | None = None  # of a drafted token
+    max_loras: int | None = None  # adapters that run at once; None: adapters cost nothing
+    adapter_rank: int = 16
+    adapter_load: str = "25GB/s"
     like_vllm: bool = False
     cost_model: str = "roofline"
     mfu: float | None = None
@@ -159,13 +197,30 @@ class ServerSpec:
                 object.__setattr__(self, field.name, SERVER_CHECKS[field.name](value, field.name))
         if self.kv_tokens is not None and self.kv_blocks is not None:
             raise InputError("kv_tokens and kv_blocks both size the cache; give one of them")
+        if self.kv_offload is None and (self.offload_link is not None or self.offload_overlap):
+            raise InputError("offload_link and offload_overlap belong to kv_offload; give its size, such as 64GB")
+        if bool(self.spec_tokens) != (self.acceptance is not None):
+            raise InputError("spec_tokens and acceptance belong together; give both, such as 3 and 0.7")
+        if self.max_loras is None and (self.adapter_rank, self.adapter_load) != (16, "25GB/s"):
+            raise InputError(
+                "adapter_rank and adapter_load are what adapters cost; give max_loras, how many run at once"
+            )
         if self.slots is None:
             return
         for name, given in (
             ("max_num_seqs", self.max_num_seqs not in (None, self.slots)),
             ("prefix_caching", self.prefix_caching),
+            ("kv_offload", self.kv_offload),
             ("like_vllm", self.like_vllm),
             ("max_tokens_in_flight", self.max_tokens_in_flight),
         ):
             if given:
                 raise InputError(f"slots never share their tokens; leave out {name} or slots")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields by name, of those that are `SAID_WHEN_USED` the ones that are."""
+        return {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name not in SAID_WHEN_USED or getattr(self, field.name) != field.default
+        }

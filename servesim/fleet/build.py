@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from servesim.cost.model import CostModel
@@ -60,14 +60,14 @@ class Deployment:
         if spec.fleet is None:
             return {**self.kinds[0].server.describe(), **fleet}
         kinds = [{**built.kind.as_dict(), "effective": built.server.describe()} for built in self.kinds]
-        asked = {field.name: getattr(self.asked, field.name) for field in fields(self.asked)}
-        return {**asked, "num_blocks": None, **fleet, "fleet": {"replicas": kinds}}
+        return {**self.asked.as_dict(), "num_blocks": None, **fleet, "fleet": {"replicas": kinds}}
 
     def drive(self, workload: Workload, costs: Sequence[CostModel], seed: int) -> Fleet:
         """Return the fleet over `workload`, with a cost model for each kind."""
         roles: dict[str, list[Kind]] = {"both": [], "prefill": [], "decode": []}
         for built, cost in zip(self.kinds, costs, strict=True):
-            kind = Kind(name=built.name, config=built.server.config, cost=cost, count=built.count)
+            config = replace(built.server.config, seed=seed)
+            kind = Kind(name=built.name, config=config, cost=cost, count=built.count)
             roles[built.kind.role].append(kind)
         spec = self.spec
         if not spec.is_apart:
