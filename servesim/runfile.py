@@ -6,6 +6,7 @@ The first line is the header, the last the footer, which says whether the run is
 |---|---|
 | `header` | schema, version, command, source, effective config, facts about the server |
 | `engine` | what only a simulated engine can count; before the requests, so that a cut file still has it |
+| `replica`, `link` | what each engine of a fleet did, what crossed the link; before the requests as well |
 | `steps` | a stretch of a simulated run's step log; before the requests, whose tokens are numbers of steps |
 | `request`, `warmup` | one request that is over: ids, times in seconds, token counts, outcome, token times |
 | `gauge` | the state of the engine at one moment |
@@ -21,6 +22,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from typing import IO, Any
 
 from servesim import __version__
@@ -98,6 +100,10 @@ class RunWriter:
         """Write the engine's counts and step log, where the run has them."""
         if run.engine is not None:
             self._line({"kind": "engine", **asdict(run.engine)})
+        for figures in run.replicas:
+            self._line({"kind": "replica", **figures})
+        if run.link is not None:
+            self._line({"kind": "link", **run.link})
         if run.steps is not None:
             for line in _step_lines(run.steps):
                 self._line(line)
@@ -196,8 +202,12 @@ def request_row(run: Run, index: int, *, token_times: bool = False) -> dict[str,
     if index in records.preempted:
         row["preempted"] = [[at, _known(resumed)] for at, resumed in records.preempted[index]]
     row.update(_traits(run, index))
+    row.update((name, column[index]) for name, column in run.homes.items())
+    row.update((name, _known(column[index])) for name, column in run.stages.items())
     if run.steps is not None and first >= 0:
-        row["steps"] = [list(slice_) for slice_ in records.pieces.get(index, [(first, last)])]
+        slices = records.pieces.get(index, [(first, last)])
+        # A first token that was handed over is in no step: it came at `decode_start_s`.
+        row["steps"] = [list(slice_) for slice_ in slices if slice_[0] < len(run.steps)]
     if run.steps is None or token_times:
         row["times_s"] = run.token_times(index)
     if records.visible is not None:
@@ -226,8 +236,10 @@ def _traits(run: Run, index: int) -> dict[str, Any]:
 
 
 def _step_lines(steps: StepLog) -> Iterator[dict[str, Any]]:
-    for start in range(0, len(steps), STEPS_A_LINE):
-        stop = start + STEPS_A_LINE
+    end_s = steps.end_s
+    begins = [0, *(step for step in range(1, len(steps)) if end_s[step] < end_s[step - 1])]  # of the next replica
+    bounds = [start for begin, after in pairwise([*begins, len(steps)]) for start in range(begin, after, STEPS_A_LINE)]
+    for start, stop in pairwise([*bounds, len(steps)]):
         yield {
             "kind": "steps",
             "from": start,

@@ -18,6 +18,8 @@ from servesim.units import shown, suggest
 from servesim.workload.requests import Content, Requests
 
 _OUTCOMES = {outcome.name.lower(): outcome for outcome in Outcome if outcome != Outcome.WITHHELD}
+_APART_HOMES = ("prefill_replica", "decode_replica")
+_STAGES = ("prefill_end_s", "link_start_s", "transfer_end_s", "decode_start_s")
 _SCHEMA_NAME, _SCHEMA_NUMBER = SCHEMA.split("/")
 
 
@@ -45,6 +47,8 @@ def read_saved(path: str) -> SavedRun:
     times: array[float] = array("d")
     rows, warmup_rows = _Rows(path, steps, times), _Rows(path, steps, times)
     engine, gauges, footer = None, [], None
+    replicas: list[dict[str, Any]] = []
+    link: dict[str, Any] | None = None
     for line in lines:
         if footer is not None:
             raise InputError(f"{line.where}: the run ended on the line before; is this two files in one?")
@@ -59,21 +63,30 @@ def read_saved(path: str) -> SavedRun:
             gauges.append(_gauge(line))
         elif kind == "engine":
             engine = _engine(line)
+        elif kind == "replica":
+            replicas.append(_replica(line))
+        elif kind == "link":
+            link = {key: line.count(key) for key in ("moved_bytes", "transfers")}
+            link |= {key: line.number(key) for key in ("busy_s", "busy")}
         elif kind == "footer":
             footer = line
         else:
-            raise line.wrong("kind", "request, warmup, steps, gauge, engine or footer")
+            raise line.wrong("kind", "request, warmup, steps, gauge, engine, replica, link or footer")
     requests, records = rows.build()
     run = Run(
         source=header.text("source"),
         requests=requests,
         records=records,
-        times=steps.end_s if len(steps) else times,
+        times=_all_times(steps, times),
         config=header.table("config"),
         steps=steps if len(steps) else None,
         engine=engine,
         gauges=gauges,
         setup=header.table("setup"),
+        replicas=replicas,
+        homes=rows.homes,
+        stages=rows.stages,
+        link=link,
     )
     if len(warmup_rows):
         warmup_requests, warmup_records = warmup_rows.build()
@@ -95,6 +108,8 @@ class _Rows:
         self.requests, self.records = Requests(), Records(0)
         self.end_s, self.visible = array("d"), array("q")
         self.traits: dict[str, dict[int, Any]] = {}
+        self.homes: dict[str, array[int]] = {}
+        self.stages: dict[str, array[float]] = {}
 
     def __len__(self) -> int:
         return len(self.index)
@@ -122,6 +137,18 @@ class _Rows:
         requests.arrival_s.append(line.time("arrival_s" if "arrival_s" in line.fields else "planned_s"))
         self._add_times(line, row)
         self._add_sparse(line, row)
+        if "replica" in line.fields or "prefill_replica" in line.fields:
+            self._add_fleet(line, row)
+
+    def _add_fleet(self, line: Line, row: int) -> None:
+        """Take in which replicas served a request and when it passed from one to the other."""
+        apart = "prefill_replica" in line.fields
+        for key in _APART_HOMES if apart else ("replica",):
+            column = self.homes.setdefault(key, array("i", [0]) * row)
+            column.append(line.count(key))
+        for key in _STAGES if apart else ():
+            times_s = self.stages.setdefault(key, array("d", [NAN]) * row)
+            times_s.append(line.time(key))
 
     def _add_times(self, line: Line, row: int) -> None:
         """Take in the token times of a request: numbers of steps, or the times themselves."""
@@ -130,13 +157,21 @@ class _Rows:
         if "steps" in line.fields:
             slices = line.pairs("steps")
             flat = [step for slice_ in slices for step in slice_]
-            if any(type(step) is not int for step in flat) or not flat or flat != sorted(flat) or flat[0] < 0:
+            handed_s = line.time("decode_start_s")
+            is_handed = handed_s == handed_s
+            if any(type(step) is not int for step in flat) or flat != sorted(flat) or min(flat, default=0) < 0:
                 raise line.wrong("steps", "a list of pairs of step numbers in order")
-            first, last = flat[0], flat[-1]
-            if last >= len(self.steps):
+            if flat and flat[-1] >= len(self.steps):
                 raise InputError(
-                    f"{line.where}: steps ends at step {last}, but the file has {len(self.steps)} before it"
+                    f"{line.where}: steps ends at step {flat[-1]}, but the file has {len(self.steps)} before it"
                 )
+            if is_handed:
+                at = len(self.steps) + len(self.times)
+                self.times.append(handed_s)
+                slices = [(at, at), *slices]
+            elif not flat:
+                raise line.wrong("steps", "a list of one pair or more")
+            first, last = slices[0][0], slices[-1][1]
             if len(slices) > 1:
                 records.pieces[row] = slices
         elif "times_s" in line.fields:
@@ -145,7 +180,7 @@ class _Rows:
                 first, last = len(self.times), len(self.times) + len(times) - 1
                 self.times.extend(times)
         visible = line.count("visible", default=-1)
-        if visible > last - first:
+        if visible >= 0 and visible > last - first:
             raise line.wrong("visible", "the number of one of the request's token events")
         records.first.append(first)
         records.last.append(last)
@@ -189,6 +224,8 @@ class _Rows:
             place = dict(zip(order, range(size), strict=True))
             _reorder(requests, order)
             _reorder(records, order)
+            self.homes = {name: array("i", map(column.__getitem__, order)) for name, column in self.homes.items()}
+            self.stages = {name: array("d", map(column.__getitem__, order)) for name, column in self.stages.items()}
             self.ids = [self.ids[row] for row in order]
             for name in ("pieces", "preempted", "reason", "attempts", "extra"):
                 setattr(records, name, {place[row]: value for row, value in getattr(records, name).items()})
@@ -257,6 +294,20 @@ def _add_steps(steps: StepLog, line: Line) -> None:
         if type(step) is not int or not 0 <= step < len(steps) or start_s is None:
             raise line.wrong("starts", "a list of pairs of a step number and its start")
         steps.starts[step] = float(start_s)
+
+
+def _all_times(steps: StepLog, times: array[float]) -> array[float]:
+    """Return the ends of the steps and, behind them, the times that are in no step."""
+    return steps.end_s + times if len(steps) and len(times) else steps.end_s if len(steps) else times
+
+
+def _replica(line: Line) -> dict[str, Any]:
+    figures: dict[str, Any] = {"replica": line.count("replica"), "name": line.text("name"), "role": line.text("role")}
+    for key in ("requests", "steps", "computed_tokens", "preemptions", "evictions"):
+        figures[key] = line.count(key)
+    for key in ("mean_batch", "busy", "kv_peak", "kv_mean", "prefix_hit_rate"):
+        figures[key] = None if line.fields.get(key) is None else line.number(key)
+    return figures
 
 
 def _gauge(line: Line) -> GaugeSample:

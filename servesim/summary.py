@@ -17,6 +17,7 @@ from operator import eq, or_
 from typing import Any
 
 from servesim.latency import LATENCIES, METRICS, Completed, late_gaps, pooled_gaps, token_events
+from servesim.pools import imbalance, stages_ms
 from servesim.records import Outcome, Run
 from servesim.slo import Goodput, Slo, SloResult, judge
 from servesim.stats import Distribution, Sample, Tally, Values, describe, nearest_rank
@@ -96,6 +97,10 @@ class Summary:
     output_tokens: Distribution | None
     errors: dict[str, int]
     engine: EngineFigures
+    replicas: list[dict[str, Any]] | None  # None: one engine
+    imbalance: dict[str, dict[str, float | None]] | None  # by role
+    stages_ms: dict[str, Distribution | None] | None  # None: prefill and decode are not apart
+    link: dict[str, Any] | None
     slo: list[SloResult] | None  # None: not asked
     goodput: Goodput | None
     warnings: list[str]
@@ -107,7 +112,7 @@ class Summary:
         """Return the summary as a JSON object; what was not asked (`slo`) or has no source (`client`) is left out."""
         document = asdict(self)
         del document["partial"]  # a key of the document around it
-        for key in ("slo", "goodput", "client", "server"):
+        for key in ("replicas", "imbalance", "stages_ms", "link", "slo", "goodput", "client", "server"):
             if document[key] is None:
                 del document[key]
         return document
@@ -136,6 +141,10 @@ def summarize(run: Run, slos: Sequence[Slo] = ()) -> Summary:
         output_tokens=describe(Tally(Counter(done.column(run.records.output_tokens)))),
         errors=_count_errors(run),
         engine=_engine_figures(run),
+        replicas=run.replicas or None,
+        imbalance=imbalance(run.replicas),
+        stages_ms=stages_ms(run),
+        link=run.link,
         slo=results if slos else None,
         goodput=Goodput(requests_per_s=_ratio(good, duration_s), fraction=_ratio(good, requests.offered))
         if slos

@@ -30,6 +30,7 @@ LAYERS = [
     "runfile",
     "runlines",
     "runreader",
+    "pools",
     "summary",
     "wire",
     "engine",

@@ -222,9 +222,9 @@ class Disaggregation(Fleet):
         for index, start_s in enumerate(decode_start_s):
             if records.first[index] == FIRST_TOKEN:
                 self._place_first_token(records, index, start_s, times)
-        everyone = [*self.replicas, *self.decoders]
-        figures = [figures_of(replica, "prefill") for replica in self.replicas]
-        figures += [figures_of(replica, "decode") for replica in self.decoders]
+        totals = add_totals([*self.replicas, *self.decoders])
+        figures = [figures_of(replica, totals.elapsed_s, "prefill") for replica in self.replicas]
+        figures += [figures_of(replica, totals.elapsed_s, "decode") for replica in self.decoders]
         return Run(
             source="simulated",
             requests=requests,
@@ -232,7 +232,7 @@ class Disaggregation(Fleet):
             times=times,
             config=config or {},
             steps=log,
-            engine=add_totals(everyone),
+            engine=totals,
             replicas=figures,
             stages={
                 "prefill_end_s": self.prefill_end_s,
@@ -241,14 +241,13 @@ class Disaggregation(Fleet):
                 "decode_start_s": decode_start_s,
             },
             homes={"prefill_replica": self.homes, "decode_replica": self.decode_homes},
-            link=self._link_figures(log),
+            link=self._link_figures(totals.elapsed_s),
             violations=violations,
         )
 
-    def _link_figures(self, log: StepLog) -> dict[str, Any]:
+    def _link_figures(self, elapsed_s: float) -> dict[str, Any]:
         """Return what crossed the link; `busy` is the share of the run for which one of its pairs carried something."""
         pairs = 1 if self.link.scope == "shared" else len(self.replicas) * len(self.decoders)
-        elapsed_s = max(log.end_s, default=0.0)
         return {
             "moved_bytes": self.link.moved_bytes,
             "transfers": self.link.transfers,

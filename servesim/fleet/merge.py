@@ -19,6 +19,7 @@ def merged_run(
 ) -> Run:
     """Return the run of replicas that serve whole requests; `homes` says which replica each request was sent to."""
     log = merge_logs(replicas, homes, records)
+    totals = add_totals(replicas)
     live = {index for replica in replicas for index in replica.engine.live_indices()}
     close_records(records, workload, targets_of(replicas, homes), live)
     return Run(
@@ -28,8 +29,8 @@ def merged_run(
         times=log.end_s,
         config=config,
         steps=log,
-        engine=add_totals(replicas),
-        replicas=[figures_of(replica) for replica in replicas] if len(replicas) > 1 else [],
+        engine=totals,
+        replicas=[figures_of(replica, totals.elapsed_s) for replica in replicas] if len(replicas) > 1 else [],
         homes={"replica": homes} if len(replicas) > 1 else {},
         violations=broken_laws(Facts([replica.engine for replica in replicas], workload.requests, records, log)),
     )
@@ -88,10 +89,9 @@ def add_totals(replicas: Sequence[Replica]) -> EngineTotals:
     return total
 
 
-def figures_of(replica: Replica, role: str = "both") -> dict[str, Any]:
-    """Return what one replica did, for the report; fractions of 1."""
+def figures_of(replica: Replica, elapsed_s: float, role: str = "both") -> dict[str, Any]:
+    """Return what one replica did in the `elapsed_s` that the fleet ran; fractions of 1."""
     totals = replica.engine.totals
-    elapsed_s = totals.elapsed_s
     return {
         "replica": replica.number,
         "name": replica.name,

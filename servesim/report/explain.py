@@ -8,6 +8,9 @@
 | `preempted` | a preemption | start of the step that admitted it again |
 | `recompute` | that | its next token |
 
+Where prefill and decode are apart, `prefill` ends with the prompt; `link wait`, `transfer` and `decode queue` lie
+between it and the first token, as `servesim.pools` defines them.
+
 A measured request's wait and prefill cannot be told apart from outside: they are one phase, `queue and prefill`. Times
 are rounded to whole microseconds from its send, so that the parts add up to the last digit in every form.
 """
@@ -23,8 +26,20 @@ from servesim.errors import InputError
 from servesim.records import Outcome, Run
 from servesim.units import format_number, suggest
 
-PHASES = ("queue", "queue and prefill", "prefill", "decode", "preempted", "recompute")
+PHASES = (
+    "queue",
+    "queue and prefill",
+    "prefill",
+    "link wait",
+    "transfer",
+    "decode queue",
+    "decode",
+    "preempted",
+    "recompute",
+)
 SHOWN_SPANS = 24
+
+_ACROSS = (("link wait", "link_start_s"), ("transfer", "transfer_end_s"), ("decode queue", "decode_start_s"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +65,7 @@ class Explanation:
     output_tokens: int
     sent_s: float | None
     spans: tuple[Span, ...]
+    homes: dict[str, int]  # of a fleet: the replicas that served it
     longest_gap_us: int | None
     longest_gap_after: int | None  # the token, from 1, after which the longest gap came
 
@@ -77,6 +93,7 @@ class Explanation:
             "cached_tokens": self.cached_tokens,
             "output_tokens": self.output_tokens,
             "sent_s": self.sent_s,
+            **self.homes,
             "e2e_ms": self.e2e_us / 1000 if self.outcome == "completed" else None,
             "phases_ms": {phase: total / 1000 for phase, total in self.phases_us().items()},
             "longest_gap_ms": None if self.longest_gap_us is None else self.longest_gap_us / 1000,
@@ -108,8 +125,9 @@ def explain(run: Run, request: str) -> Explanation:
         sent_s=sent_s if sent_s == sent_s else None,
         spans=tuple(
             Span(phase=phase, start_us=_us(start - sent_s), end_us=_us(end - sent_s))
-            for phase, start, end in _spans(run, index, times)
+            for phase, start, end in spans(run, index, times)
         ),
+        homes={name: column[index] for name, column in run.homes.items()},
         longest_gap_us=None if longest is None else _us(longest),
         longest_gap_after=None if longest is None else gaps.index(longest) + 1,
     )
@@ -120,6 +138,8 @@ def explain_text(told: Explanation) -> str:
     cached = "" if told.cached_tokens is None else f" ({told.cached_tokens:,} cached)"
     ended = told.outcome + (f" ({told.reason})" if told.reason else "")
     lines = [f"request {told.id}: {told.prompt_tokens:,} prompt tokens{cached}, {told.output_tokens:,} output, {ended}"]
+    if told.homes:
+        lines.append("  " + ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in told.homes.items()))
     if told.attempts > 1:
         lines.append(f"  sent {told.attempts} times: earlier attempts are inside the first phase")
     whole = told.e2e_us
@@ -150,7 +170,7 @@ def _find(run: Run, request: str) -> int:
     return ids.index(request)
 
 
-def _spans(run: Run, index: int, times: list[float]) -> Iterable[tuple[str, float, float]]:
+def spans(run: Run, index: int, times: list[float]) -> Iterable[tuple[str, float, float]]:
     """Yield (phase, start, end) in seconds, each beginning where the one before it ended."""
     records = run.records
     now, admitted_s = records.sent_s[index], records.admitted_s[index]
@@ -165,7 +185,27 @@ def _spans(run: Run, index: int, times: list[float]) -> Iterable[tuple[str, floa
     else:
         yield "queue", now, admitted_s
         now, phase = admitted_s, "prefill"
-    for preempted_s, resumed_s in [*records.preempted.get(index, ()), (end, end)]:
+    preempted = records.preempted.get(index, [])
+    if run.stages and run.stages["prefill_end_s"][index] == run.stages["prefill_end_s"][index]:
+        done_s = run.stages["prefill_end_s"][index]
+        yield from _until(done_s, now, phase, [span for span in preempted if span[0] < done_s], [done_s])
+        preempted = [span for span in preempted if span[0] >= done_s]
+        now = done_s
+        for phase, stage in _ACROSS:
+            at = min(run.stages[stage][index], end)  # NaN, not so far yet, is not below the end
+            at = at if at == at else end
+            if at > now:
+                yield phase, now, at
+                now = at
+        phase = "decode"
+    yield from _until(end, now, phase, preempted, times)
+
+
+def _until(
+    end: float, now: float, phase: str, preempted: list[tuple[float, float]], times: list[float]
+) -> Iterable[tuple[str, float, float]]:
+    """Yield the phases on one engine from `now`, in `phase`, to `end`; tokens came at `times`."""
+    for preempted_s, resumed_s in [*preempted, (end, end)]:
         token = bisect_right(times, now)
         if phase != "decode" and token < len(times) and times[token] <= preempted_s:
             yield phase, now, times[token]
@@ -188,6 +228,7 @@ def _end(run: Run, index: int, times: list[float]) -> float | None:
     if records.outcome[index] == Outcome.REJECTED:
         return None
     known = [t for change in records.preempted.get(index, ()) for t in change if t == t]
+    known += [t for column in run.stages.values() for t in (column[index],) if t == t]
     known += times[-1:] + [t for t in (records.admitted_s[index],) if t == t]
     if records.end_s is not None and records.end_s[index] == records.end_s[index]:
         known.append(records.end_s[index])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from servesim.report.numbers import bandwidth
 from servesim.units import format_duration
 
 LABEL = 13
@@ -31,13 +32,50 @@ _SWITCHES = (
 
 def setup_text(config: Mapping[str, Any]) -> str:
     """Return the lines of the configuration `config`; what is off or has no part in the run is left out."""
-    lines = [
-        ("server", [_server(config), _cache(config)]),
-        ("limits", [f"{name} {config[name]:,}" for name in _LIMITS if config[name]]),
-        ("scheduler", _scheduler(config)),
-        ("workload", _workload(config)),
-    ]
+    lines = []
+    for kind in (config.get("fleet") or {"replicas": [{"effective": config}]})["replicas"]:
+        server = kind["effective"]
+        lines += [
+            ("server", [_count(kind) + _server(server), _cache(server), *_role(kind)]),
+            ("limits", [f"{name} {server[name]:,}" for name in _LIMITS if server[name]]),
+            ("scheduler", _scheduler(server)),
+        ]
+    together = _together(config)
+    if together:
+        lines.append(("fleet", together))
+    lines.append(("workload", _workload(config)))
     return "".join(f"{label:<{LABEL}}{'   '.join(parts)}\n" for label, parts in lines)
+
+
+def _count(kind: Mapping[str, Any]) -> str:
+    return f"{kind['count']:,} x " if "count" in kind else ""
+
+
+def _role(kind: Mapping[str, Any]) -> list[str]:
+    return [kind["role"]] if kind.get("role", "both") != "both" else []
+
+
+def _together(config: Mapping[str, Any]) -> list[str]:
+    """Return how many engines there are and what is between them; nothing for a lone engine."""
+    ranks = config.get("data_parallel_size", 1)
+    by_rank = f" x {ranks} data-parallel ranks" if ranks > 1 else ""
+    if config.get("disagg"):
+        prefill, _, decode = config["disagg"].partition(":")
+        parts = [f"{prefill} prefill, {decode} decode engines{by_rank}"]
+    elif config.get("fleet"):
+        parts = [f"{sum(kind['count'] for kind in config['fleet']['replicas']):,} replicas{by_rank}"]
+    elif config.get("replicas", 1) * ranks > 1:
+        parts = [f"{config['replicas']:,} replicas{by_rank}"]
+    else:
+        return []
+    parts.append(f"router {config['router']}")
+    if config["link_bytes_per_s"] is not None:
+        parts.append(f"link {bandwidth(config['link_bytes_per_s'])}, {config['link_scope']}")
+        if config["link_latency_s"]:
+            parts.append(f"latency {format_duration(config['link_latency_s'])}")
+        if config["transfer_overlap"] != "none":
+            parts.append(f"overlap {config['transfer_overlap']}")
+    return parts
 
 
 def _server(config: Mapping[str, Any]) -> str:

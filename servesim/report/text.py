@@ -10,6 +10,8 @@ from collections.abc import Iterable
 
 from servesim.latency import Completed
 from servesim.records import Run
+from servesim.report.numbers import percent as percent
+from servesim.report.pools import pool_lines
 from servesim.slo import Slo, SloResult
 from servesim.stats import Distribution
 from servesim.summary import EngineFigures, RequestCounts, Summary
@@ -34,6 +36,7 @@ def summary_text(summary: Summary) -> str:
         _line("tokens", _tokens(summary)),
         *_latency_lines(summary),
         *_engine_lines(summary.engine),
+        *pool_lines(summary, LABEL),
         *_slo_lines(summary),
         *(_line("warning", text) for text in summary.warnings),
         *(_line("law broken", text) for text in summary.violations),
@@ -55,11 +58,6 @@ def warmup_text(warmup: Run) -> str:
             told = warmup.records.reason.get(index, "not completed")
         lines.append(_line("warm-up", f"{told}   (cold)" if index == 0 else told))
     return "".join(f"{line}\n" for line in lines)
-
-
-def percent(fraction: float | None) -> str:
-    """Return a fraction of 1 in percent, `-` where it is unknown."""
-    return "-" if fraction is None else f"{fraction * 100:.1f}%"
 
 
 def _line(label: str, text: str) -> str:
@@ -114,6 +112,7 @@ def _latency_lines(summary: Summary) -> Iterable[str]:
         ("itl", summary.itl_ms, None),
         ("e2e", summary.e2e_ms, None),
         ("queue", summary.queue_ms, None),
+        *((stage.replace("_", " "), distribution, None) for stage, distribution in _stages(summary)),
     ]
     late = summary.lateness_ms is not None and (summary.lateness_ms.min, summary.lateness_ms.max) != (0.0, 0.0)
     if late:
@@ -126,6 +125,11 @@ def _latency_lines(summary: Summary) -> Iterable[str]:
         if plain is None or distribution != plain:
             cells = ("-" if distribution is None else format_number(getattr(distribution, name)) for name in COLUMNS)
             yield f"{label:<{LABEL}}" + "".join(f"{cell:>11}" for cell in cells)
+
+
+def _stages(summary: Summary) -> Iterable[tuple[str, Distribution | None]]:
+    """Return the stages of a first token after its queue, where prefill and decode are apart."""
+    return ((stage, time) for stage, time in (summary.stages_ms or {}).items() if stage != "queue")
 
 
 def _engine_lines(engine: EngineFigures) -> Iterable[str]:
