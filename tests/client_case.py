@@ -88,6 +88,6 @@ def verdict_of(run: Run, index: int = 0) -> tuple[str, str | None]:
     return Outcome(run.records.outcome[index]).name.lower(), run.records.reason.get(index)
 
 
-def gaps_ms(run: Run, index: int = 0) -> list[float]:
+def times_ms(run: Run, index: int = 0) -> list[float]:
     """Return the time of each token event since the send, in milliseconds."""
     return [(at - run.records.sent_s[index]) * 1000 for at in run.token_times(index)]

@@ -160,7 +160,7 @@ class ReportTest(LoadgenCase):
             )
             return [Step(0.0, answer("200 OK", text.encode()))]
 
-        with TruthServer(Model(metrics=metrics)) as server:
+        with TruthServer(Model(metrics=metrics, props=lambda: json_answer({"build_info": "b11434"}))) as server:
             document = self.document(server, *SHORT)
         self.assertEqual(document["server"]["dialect"], "llama.cpp")
         self.assertEqual(document["server"]["mean_batch"], 4.0)
@@ -168,6 +168,16 @@ class ReportTest(LoadgenCase):
         self.assertEqual(document["server"]["output_tokens"], 60)
         self.assertEqual(document["server"]["running"], {"mean": 2.0, "max": 2.0})
         self.assertEqual(document["setup"]["slot_tokens"], 512)
+        self.assertEqual(document["server"]["version"], "b11434")  # what a metric means depends on it
+
+    def test_a_slow_metrics_page_moves_no_figure(self) -> None:
+        def metrics() -> list[Step]:
+            return [Step(0.4, answer("200 OK", b"llamacpp:n_decode_total 1\n"))]
+
+        with TruthServer(Model(metrics=metrics)) as server:
+            document = self.document(server, *SHORT)
+        self.assertLess(document["duration_s"], 0.3)
+        self.assertGreater(document["server"]["window_s"], 0.3)
 
     def test_repeats_are_shown_with_their_spread(self) -> None:
         with TruthServer(Model()) as server:
@@ -243,6 +253,16 @@ class RequestTest(LoadgenCase):
         self.assertEqual(len({tuple(each[:50]) for each in words[2:]}), 1)
         self.assertEqual(len({each[50] for each in words[2:]}), 6)
         self.assertNotEqual(words[1][:4], words[2][:4])
+
+    def test_a_first_wave_can_be_spread(self) -> None:
+        model = Model(lambda asked: stream_of(1, 40, ttft_s=0.4))
+        with TruthServer(model) as server:
+            options = ("--concurrency", "4", "--requests", "4", "--warmup", "0", "--stagger", "200ms")
+            document = self.document(server, *options)
+        sent = [asked.kernel_s - model.posts[0].kernel_s for asked in model.posts]
+        for seen, planned in zip(sent, (0.0, 0.05, 0.1, 0.15), strict=True):
+            self.assertAlmostEqual(seen, planned, delta=0.02)
+        self.assertEqual(document["client"]["concurrency"]["max"], 4)
 
     def test_the_salt_of_a_run_makes_its_prompts_again(self) -> None:
         model = Model()
@@ -478,6 +498,9 @@ class EndTest(LoadgenCase):
             document = self.document(server, *SHORT, "--slo", "ttft_p95=1us", code=1)
         self.assertEqual([result["met"] for result in document["slo"]], [False])
         self.assertEqual(document["goodput"]["fraction"], 0.0)
+        with TruthServer(Model()) as server:
+            text = loadgen(server, *SHORT, "--slo", "ttft_p95=1us").out
+        self.assertRegex(text, r"(?m)^goodput .*0\.0%")
 
     def test_a_saturated_client_is_warned_of_and_strict_exits_1(self) -> None:
         measure = Measurer.measure
@@ -497,7 +520,7 @@ class EndTest(LoadgenCase):
         count = iter(range(100))
 
         def health() -> list[Step]:
-            loading = next(count) < 2
+            loading = next(count) < 3
             return (
                 json_answer({"error": {"message": "Loading model"}}, "503 Service Unavailable")
                 if loading

@@ -13,7 +13,7 @@ from servesim.client.run import LoadGenerator
 from servesim.client.target import parse_target
 from servesim.latency import Completed
 from servesim.workload.workload import ClosedLoop
-from tests.client_case import PAUSE_S, gaps_ms, plain_requests, run_against, run_script, stream, verdict_of
+from tests.client_case import PAUSE_S, times_ms, plain_requests, run_against, run_script, stream, verdict_of
 from tests.truth_server import (
     CLOSE,
     DONE,
@@ -97,11 +97,11 @@ class StreamsAreReadByTheLetterTest(unittest.TestCase):
 
     def test_the_first_token_is_the_first_text_not_the_role(self) -> None:
         run = run_script(stream(R, PAUSE_S * 5, A, B, C, END))
-        self.assertAlmostEqual(gaps_ms(run)[0], 100.0, delta=20.0)
+        self.assertAlmostEqual(times_ms(run)[0], 100.0, delta=20.0)
 
     def test_a_heartbeat_is_no_token(self) -> None:
         run = run_script(stream(R, PAUSE_S, b":\n\n", PAUSE_S, A, B, C, END))
-        self.assertAlmostEqual(gaps_ms(run)[0], 40.0, delta=15.0)
+        self.assertAlmostEqual(times_ms(run)[0], 40.0, delta=15.0)
         self.assertEqual(len(run.token_times(0)), 3)
 
     def test_reasoning_counts_but_is_not_visible(self) -> None:
@@ -111,7 +111,7 @@ class StreamsAreReadByTheLetterTest(unittest.TestCase):
 
     def test_an_event_is_stamped_when_its_data_line_was_whole(self) -> None:
         run = run_script(stream(R, A[:-1], PAUSE_S * 2, A[-1:], B, C, END))
-        self.assertLess(gaps_ms(run)[0], 20.0)
+        self.assertLess(times_ms(run)[0], 20.0)
 
     def test_events_of_one_read_have_one_stamp_and_are_counted_as_coalesced(self) -> None:
         run = run_script(stream(A + B + C + A, PAUSE_S, B + C + A + B, F + event(usage(8)) + Z))
@@ -120,8 +120,8 @@ class StreamsAreReadByTheLetterTest(unittest.TestCase):
 
     def test_one_event_and_then_silence_does_not_wait_for_the_silence(self) -> None:
         run = run_script(stream(A, 0.3, B, C, END))
-        self.assertLess(gaps_ms(run)[0], 50.0)
-        self.assertGreater(gaps_ms(run)[1], 290.0)
+        self.assertLess(times_ms(run)[0], 50.0)
+        self.assertGreater(times_ms(run)[1], 290.0)
 
     def test_a_late_usage_chunk_is_not_in_the_latency(self) -> None:
         run = run_script(stream(A, B, C, 0.1, END))
