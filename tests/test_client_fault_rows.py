@@ -16,7 +16,7 @@ from servesim.latency import Completed
 from servesim.records import Outcome, Run
 from servesim.summary import summarize
 from servesim.workload.workload import ClosedLoop
-from tests.client_case import PAUSE_S, always, times_ms, plain_requests, run_against, run_script, stream, verdict_of
+from tests.client_case import PAUSE_S, always, plain_requests, run_against, run_script, stream, times_ms, verdict_of
 from tests.truth_server import CLOSE, DONE, FINISH, ROLE, Asked, Step, TruthServer, content, event, token_stream, usage
 
 R, F, Z = event(ROLE), event(FINISH), DONE

@@ -1,4 +1,4 @@
-"""Everything that a server can do to a stream, over a real socket: what is recorded of it (shared fault list)."""
+"""Everything that a server can do to a stream, over a real socket: what is recorded of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from servesim.client.run import LoadGenerator
 from servesim.client.target import parse_target
 from servesim.latency import Completed
 from servesim.workload.workload import ClosedLoop
-from tests.client_case import PAUSE_S, times_ms, plain_requests, run_against, run_script, stream, verdict_of
+from tests.client_case import PAUSE_S, plain_requests, run_against, run_script, stream, times_ms, verdict_of
 from tests.truth_server import (
     CLOSE,
     DONE,
