@@ -183,11 +183,14 @@ class BlockPool:
             key: chain
             for key, chain in self._chains.items()
             if id(chain) in named
-            or chain.table is not None
-            or chain.alive > chain.start
+            or chain.depth_alive > chain.start
             or (chain.below and any(chain.below.sizes))
         }
         self._many_chains = max(MANY_CHAINS, 2 * len(self._chains))
+
+    def depths_alive(self) -> dict[int | tuple[int, str], int]:
+        """Return, for every stream of which blocks exist, up to which block of a sequence they do."""
+        return {key: depth for key, chain in self._chains.items() if (depth := chain.depth_alive) > chain.start}
 
     def look_up(self, sequence: Sequence, tick: int) -> tuple[int, int]:
         """Return how many blocks `sequence` would hit now, and how many of those lie in the free queue.

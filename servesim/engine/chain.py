@@ -55,6 +55,13 @@ class Chain:
         tips = self.tips
         return bool(tips) and (len(tips) > 1 or tips[0] is not sequence)
 
+    @property
+    def depth_alive(self) -> int:
+        """The block behind the last one that exists; of a broken-up chain, with holes perhaps."""
+        if self.table is None:
+            return self.alive
+        return max((self.start + at for at, copies in enumerate(self.table, 1) if copies), default=self.start)
+
     def enter(self, depth: int) -> None:
         """Count a holder of [start, depth)."""
         self.depths[depth] = self.depths.get(depth, 0) + 1

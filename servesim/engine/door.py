@@ -101,6 +101,26 @@ class Door:
             return []
         return [sequence for sequence in sequences if self.deadline(sequence.index) < self._engine.now]
 
+    def withdraw(self, index: int) -> Sequence | None:
+        """Take a request whose client has left out of the engine: its blocks are free at once.
+
+        It must be in the engine and not have ended. Returns its sequence, if it was ever admitted.
+        """
+        engine = self._engine
+        sequence = next((s for s in engine.running.values() if s.index == index), None)
+        if sequence is not None:
+            engine.abort(sequence)
+            return sequence
+        waiter = next(w for w in engine.waiting if w == index or (w.__class__ is Sequence and w.index == index))
+        if isinstance(waiter, Sequence):
+            sequence = waiter
+            engine.wasted_tokens += waiter.high_water
+        else:
+            self.queued_tokens -= engine.workload.requests.prompt_tokens[index]
+        engine.waiting.remove(waiter)
+        engine.blocked = False
+        return sequence
+
     def free_at(self, at: float, sequence: Sequence) -> None:
         """Give back the blocks of a sequence that was handed over at the first schedule at or after `at`."""
         heappush(self._frees, (at, sequence.order, sequence))
@@ -166,20 +186,9 @@ class Door:
             deadline, index, attempt = self._deadlines.popleft()
             if self._attempts.get(index) != attempt:
                 continue
-            sequence = next((s for s in engine.running.values() if s.index == index), None)
-            if sequence is not None:
-                if sequence in engine.ended:
-                    continue
-                engine.abort(sequence)
-            else:
-                waiter = next(w for w in engine.waiting if w == index or (w.__class__ is Sequence and w.index == index))
-                if isinstance(waiter, Sequence):
-                    sequence = waiter
-                    engine.wasted_tokens += waiter.high_water
-                else:
-                    self.queued_tokens -= engine.workload.requests.prompt_tokens[index]
-                engine.waiting.remove(waiter)
-                engine.blocked = False
+            if any(sequence.index == index for sequence in engine.ended):
+                continue
+            sequence = self.withdraw(index)
             del self._attempts[index]
             if sequence is not None and sequence.outputs:
                 pieces = engine.records.pieces.pop(index)

@@ -62,13 +62,14 @@ class Engine(Admission):
         workload: Workload,
         *,
         observer: Callable[[Observation], None] | None = None,
+        watch: StepWatch | None = None,
         screen: Screen | None = None,
         records: Records | None = None,
     ) -> None:
         super().__init__(config, workload, screen, records)
         self.cost = cost if self.adapters is None else AdapterCost(cost, self.adapters)
         self.until = math.inf  # how far it was last told to advance
-        self.watch = None if observer is None else StepWatch(observer)
+        self.watch = watch if observer is None else StepWatch(observer)
         self.on_chunks: Callable[[list[Chunk], float, float], None] | None = None  # told after each step that has any
         self.wasted_tokens = 0  # computed for clients that had left by the end
         self.speculation: Speculation | None = None
