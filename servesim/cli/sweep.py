@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
-from servesim.analysis.sweep import Cell, Point, cells_run, grid, knee
+from servesim.analysis.sweep import Cell, Point, cells_run, grid, knee, run_cell
+from servesim.cli.crossings import LINK, colocated_rows, find_crossings
 from servesim.cli.fleet_options import FLEET, fleet_spec
 from servesim.cli.load_options import HORIZON, SLO, WORKLOAD_GROUPS, slos_of, workload_spec
 from servesim.cli.options import CONFIG, JOBS, JSON, OUTPUT, QUIET, SERVER_GROUPS, gather, server_spec
@@ -14,7 +16,7 @@ from servesim.cli.parser import Group, Option, Parser
 from servesim.client.scan import DEFAULT_REPEATS, Scan, make_scan, scanned
 from servesim.console import Console
 from servesim.engine.server import DECIDED
-from servesim.engine.spec import count
+from servesim.engine.spec import SERVER_CHECKS, count
 from servesim.fleet.build import build_deployment
 from servesim.interrupts import Interrupts
 from servesim.report.documents import sweep_document, to_json
@@ -22,12 +24,14 @@ from servesim.report.scan import scan_json, scan_text
 from servesim.report.sweep import sweep_text
 from servesim.summary import Summary
 from servesim.workload.build import load_requests
+from servesim.workload.spec import LOADS
 from servesim.workload.trace_file import kept_trace
 
 EXAMPLES = (
     "servesim sweep --concurrency 1,8,32,128,256",
     "servesim sweep --hardware l4-24gb --rate 0.5,1,1.5,2,3 --requests 500 --slo ttft_p95=2s --jobs 2",
     "servesim sweep --trace fixtures/burst.jsonl --hardware l4-24gb,a100-sxm-80gb,h100-sxm-80gb",
+    "servesim sweep --trace fixtures/mixed.jsonl --disagg 3:1 --link 5GB/s,10GB/s,25GB/s,100GB/s",
     "servesim sweep --concurrency 32,128 --max-num-batched-tokens 2k,8k,32k --requests 500",
     "servesim sweep --max-tokens 10,50,100,200,250 --prompt-tokens 19",
 )
@@ -71,22 +75,45 @@ def run(argv: Sequence[str]) -> int:
     points = grid(axes)
     with result_to(values.get("output")) as write, kept_trace(values.get("trace")) as trace:
         cells = [_cell(values | point | {"trace": trace}) for point in points]
+        first = cells[0]
+        crosses = len(axes.get(LINK, ())) > 1
+        if crosses:
+            together = colocated_rows(points, cells)
+            points, cells = together[0] + points, together[1] + cells
         for note in _notes(cells):
             console.note(note)
         summaries = _run(cells, values.get("jobs", 1), console)
         partial = len(summaries) < len(cells) or any(summary.partial for summary in summaries)
-        write(_report(values, axes, points[: len(summaries)], cells[0], summaries, partial))
+        crossings = _crossings(points, cells, summaries, console) if crosses and not partial else []
+        write(_report(values, axes, points[: len(summaries)], first, summaries, partial, crossings))
     for warning in dict.fromkeys(text for summary in summaries for text in (*summary.warnings, *summary.violations)):
         console.warn(warning)
     met = [all(result.met for result in summary.slo or ()) for summary in summaries]
     return int(partial or not any(met))
 
 
+def _crossings(
+    points: list[Point], cells: list[Cell], summaries: list[Summary], console: Console
+) -> list[tuple[Point, dict[str, Any]]]:
+    """Find where the curves over the bandwidth of the link cross those of colocated engines."""
+    with Interrupts() as interrupts, console.progress("runs", None) as progress:
+        runs = 0
+
+        def run_one(cell: Cell) -> Summary | None:
+            nonlocal runs
+            runs += 1
+            progress.update(runs, "where the curves cross")
+            summary = run_cell(cell, lambda over: interrupts.asked)
+            return None if summary.partial else summary
+
+        return [(point, asdict(found)) for point, found in find_crossings(points, cells, summaries, run_one)]
+
+
 def _axes(parser: Parser, values: dict[str, Any]) -> dict[str, list[Any]]:
     """Return the swept keys with their values, in the order of the options; the load is an axis even if it is one."""
     axes = {key: values[key] for key, option in parser.options.items() if isinstance(values.get(key), list)}
     axes.pop("slo", None)
-    if not values.keys() & {"concurrency", "rate", "trace"}:
+    if not values.keys() & LOADS:
         axes["concurrency"] = [1] if scanned(axes) else DEFAULT_CONCURRENCIES
     for key in LOAD_AXES:
         if key in values:
@@ -144,16 +171,19 @@ def _report(
     first: Cell,
     summaries: list[Summary],
     partial: bool,
+    crossings: list[tuple[Point, dict[str, Any]]],
 ) -> str:
     at = _knee(axes, summaries)
     scan = _scan(axes, points, summaries)
     if not values.get("json"):
-        return scan_text(scan) if scan is not None else sweep_text(points, summaries, at)
+        return scan_text(scan) if scan is not None else sweep_text(points, summaries, at, crossings)
     rows = [{**point, "swept": point} for point in points]
     document = sweep_document(_config(values, axes, first), rows, summaries, knee=at)
     document["partial"] = partial
     if scan is not None:
         document["scan"] = scan_json(scan)
+    if crossings:
+        document["crossings"] = [{**point, **found} for point, found in crossings]
     return to_json(document)
 
 
@@ -166,7 +196,7 @@ def _config(values: dict[str, Any], axes: dict[str, list[Any]], first: Cell) -> 
         "trace": values.get("trace"),
         "horizon_s": first.horizon_s,
     }
-    if any(key in config and key not in first.workload.as_dict() for key in axes):
+    if any(key in SERVER_CHECKS for key in axes):
         config |= {key: None for key in (*DECIDED, "num_blocks") if key not in values}
     config |= {key: items if len(items) > 1 else items[0] for key, items in axes.items()}
     return config | ({"slo": values["slo"]} if values.get("slo") else {})

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from servesim.report.text import percent
+from servesim.report.numbers import bandwidth, percent
 from servesim.stats import Distribution
 from servesim.summary import Summary
 
@@ -35,26 +35,41 @@ COLUMNS: dict[str, Cell] = {
     "preemptions": lambda s: _plain(s.engine.preemptions, 0),
 }
 
+# Beside them where prefill and decode are apart: what that is for, and what it costs.
+APART: dict[str, Cell] = {
+    "TTFT p95": lambda s: _of(s.ttft_ms, "p95"),
+    "ITL p99": lambda s: _of(s.itl_ms, "p99"),
+    "link busy": lambda s: percent(None if s.link is None else s.link["busy"]),
+}
+
 LOST: Cell = lambda s: str(s.requests.offered - s.requests.completed)  # noqa: E731
 GOODPUT: Cell = lambda s: percent(None if s.goodput is None else s.goodput.fraction)  # noqa: E731
 SLO: Cell = lambda s: "met" if all(result.met for result in s.slo or ()) else "missed"  # noqa: E731
 
 
-def sweep_text(points: Sequence[Mapping[str, Any]], summaries: Sequence[Summary], knee: int | None = None) -> str:
+def sweep_text(
+    points: Sequence[Mapping[str, Any]],
+    summaries: Sequence[Summary],
+    knee: int | None = None,
+    crossings: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]] = (),
+) -> str:
     """Return the table of `summaries`, each at its point of swept values, and the knee's line; ends with a newline.
 
-    Headers stand on two lines, the last word below. `knee` is the number of a row.
+    Headers stand on two lines, the last word below. `knee` is the number of a row; `crossings` are told for the rest
+    of the point at which each curve lies.
     """
     columns = dict(COLUMNS)
+    if any(summary.link for summary in summaries):
+        columns |= APART
     if any(summary.requests.offered != summary.requests.completed for summary in summaries):
         columns["not completed"] = LOST
     if any(summary.slo for summary in summaries):
         columns |= {"slo": SLO, "goodput": GOODPUT}
     swept = list(dict.fromkeys(key for point in points for key in point))
-    headers = [key.replace("_", " ") for key in swept] + list(columns)
+    headers = [_name(key) for key in swept] + list(columns)
     tops, bottoms = zip(*(header.rpartition(" ")[::2] for header in headers), strict=True)
     rows = [
-        [_value(point.get(key)) for key in swept] + [cell(summary) for cell in columns.values()]
+        [_value(key, point.get(key)) for key in swept] + [cell(summary) for cell in columns.values()]
         for point, summary in zip(points, summaries, strict=True)
     ]
     table = [list(tops), list(bottoms), *rows]
@@ -62,6 +77,8 @@ def sweep_text(points: Sequence[Mapping[str, Any]], summaries: Sequence[Summary]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
     if knee is not None:
         lines += ["", knee_text(points, summaries, knee)]
+    if crossings:
+        lines += ["", *(crossing_text(point, found, several=len(crossings) > 1) for point, found in crossings)]
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
@@ -78,8 +95,20 @@ def knee_text(points: Sequence[Mapping[str, Any]], summaries: Sequence[Summary],
     return f"{told}; next row: {more} output tok/s, {slower} mean E2E"
 
 
+def crossing_text(point: Mapping[str, Any], found: Mapping[str, Any], *, several: bool) -> str:
+    """Return the line that tells from which bandwidth on prefill and decode apart are as good as colocated engines."""
+    told = f"{_point(point)}: crossing" if several and point else "crossing"
+    reached, worse = found["bytes_per_s"], found["worse_bytes_per_s"]
+    together = f"{found['engines']} colocated engines (TTFT p95 {_plain(found['colocated_ttft_p95_ms'])} ms)"
+    if reached is None:
+        return f"{told}: none up to {bandwidth(worse)}, {together} win throughout"
+    if worse is None:
+        return f"{told}: none down to {bandwidth(reached)}, {together} win nowhere"
+    return f"{told}: {bandwidth(reached)}, below it {together} win"
+
+
 def _point(point: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key.replace('_', ' ')} {_value(value)}" for key, value in point.items())
+    return ", ".join(f"{_name(key)} {_value(key, value)}" for key, value in point.items())
 
 
 def _mean(distribution: Distribution | None) -> float | None:
@@ -90,7 +119,13 @@ def _times(numerator: float | None, denominator: float | None) -> str:
     return f"{numerator / denominator:.2f}x" if numerator is not None and denominator else "-"
 
 
-def _value(value: Any) -> str:
+def _name(key: str) -> str:
+    return "link" if key == "link_bytes_per_s" else key.replace("_", " ")
+
+
+def _value(key: str, value: Any) -> str:
+    if key == "link_bytes_per_s":
+        return "colocated" if value is None else bandwidth(value)
     if value is None:
         return "-"
     return f"{value:g}" if isinstance(value, float) else str(value)
