@@ -23,6 +23,10 @@ def _rate(value: Any, name: str) -> float:
     return parse_finite(value, name, above=0.0)
 
 
+def _share(value: Any, name: str) -> float:
+    return parse_finite(value, name, minimum=0.0, maximum=1000.0)
+
+
 def _load(
     flag: str, about: str, check: Check, metavar: str = "N", default: str = "", *, key: str = "", swept: bool = True
 ) -> Option:
@@ -48,13 +52,29 @@ WORKLOAD = Group(
         ),
         _load("--burstiness", "open loop: shape of gamma gaps, below 1 burstier than Poisson", _rate, "X", "1"),
         _load("--ramp", "open loop: the rate grows from 0 over TIME", seconds(), "TIME", "0s", key="ramp_s"),
+        Option(
+            "--rate-schedule",
+            "rate_schedule",
+            "open loop: a rate that changes, from time,rate rows in FILE; once through, or to --requests or --duration",
+            text,
+            "FILE",
+        ),
         _load("--duration", "no arrivals after TIME", seconds(positive=True), "TIME", "no limit", key="duration_s"),
         _load("--shared-prefix-tokens", "tokens before the prompt that requests share", count(minimum=0), default="0"),
         _load("--prefixes", "how many different shared prefixes there are", count(), default="1"),
         _load("--turns", "turns of a session, each prompt holding the earlier turns", _lengths, "LENGTH", "1"),
         _load("--think-time", "pause between the turns of a session", seconds(), "TIME", "0s", key="think_s"),
         _load("--priorities", "levels of priority, equally likely, for --policy priority", count(), default="1"),
+        Option(
+            "--classes",
+            "classes",
+            "who asks what: NAME=WEIGHT[/priority=P][/prompt=LENGTH][/output=LENGTH][/adapter=NAME],...",
+            text,
+            "CLASSES",
+        ),
+        _load("--adapters", "LoRA adapters, equally likely, for --max-loras", count(minimum=0), default="0"),
         _load("--retries", "how often a client comes back after a failure", count(minimum=0), default="0"),
+        _load("--retry-budget", "retries of all clients per request of theirs", _share, "X", "no limit"),
         _load(
             "--backoff", "pause before the first retry, doubled for each next", seconds(), "TIME", "1s", key="backoff_s"
         ),

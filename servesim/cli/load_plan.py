@@ -15,6 +15,7 @@ from servesim.client.spec import LoadSpec
 from servesim.console import reason
 from servesim.errors import InputError
 from servesim.slo import Slo
+from servesim.workload.spec import LOADS
 
 DEFAULT_CONCURRENCY = 8
 CHARACTERS_A_TOKEN = 4  # a guess at a given text's length, until the server's usage tells
@@ -54,7 +55,7 @@ def make_plan(parser: Parser, values: dict[str, Any]) -> Plan:
         _describe_given(values, given)
     axes = {key: values[key] for key, option in parser.options.items() if option.swept and _is_list(values.get(key))}
     scan = scanned(axes)
-    if not values.keys() & {"concurrency", "rate", "trace"}:
+    if not values.keys() & LOADS:
         values["concurrency"] = 1 if scan or load.find else DEFAULT_CONCURRENCY
     repeat = load.repeat
     if scan is not None:

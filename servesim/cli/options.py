@@ -179,13 +179,16 @@ _GENERATED_KEYS = (
     "turns",
     "think_s",
     "priorities",
+    "classes",
+    "adapters",
 )
-_OPEN_KEYS = ("rate", "arrivals", "burstiness", "ramp_s")
+_OPEN_KEYS = ("rate", "rate_schedule", "arrivals", "burstiness", "ramp_s")
 _CLOSED_KEYS = ("concurrency", "stagger_s")
 _LINK_KEYS = ("link_bytes_per_s", "link_latency_s", "link_scope", "transfer_overlap")
 _REPLACES: dict[str, tuple[str, ...]] = {
     "concurrency": (*_OPEN_KEYS, "speed"),
-    "rate": (*_CLOSED_KEYS, *_TRACE_KEYS),
+    "rate": ("rate_schedule", *_CLOSED_KEYS, *_TRACE_KEYS),
+    "rate_schedule": ("rate", "ramp_s", "requests", "duration_s", *_CLOSED_KEYS, *_TRACE_KEYS),
     "burstiness": ("arrivals",),
     "trace": ("requests", *_CLOSED_KEYS, *_OPEN_KEYS, *_GENERATED_KEYS, *_TRACE_KEYS),
     **dict.fromkeys(_GENERATED_KEYS, _TRACE_KEYS),

@@ -39,6 +39,7 @@ from servesim.report.text import summary_text
 from servesim.runfile import RunWriter, write_lines
 from servesim.summary import Summary, summarize
 from servesim.workload.build import drive, load_requests
+from servesim.workload.spec import LOADS
 
 EXAMPLES = (
     "servesim simulate --hardware l4-24gb --trace fixtures/burst.jsonl --prefix-caching",
@@ -73,7 +74,7 @@ def run(argv: Sequence[str]) -> int:
     if flags is None:
         return 0
     values = gather(parser, flags)
-    if not values.keys() & {"concurrency", "rate", "trace"}:
+    if not values.keys() & LOADS:
         values["concurrency"] = DEFAULT_CONCURRENCY
     console = Console(quiet=values.get("quiet", False))
     if "like" in values:

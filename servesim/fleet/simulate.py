@@ -15,7 +15,7 @@ from servesim.fleet.spec import FLEET_CHECKS, FleetSpec
 from servesim.records import Run
 from servesim.units import suggest
 from servesim.workload.build import build_workload
-from servesim.workload.spec import WorkloadSpec
+from servesim.workload.spec import LOADS, WorkloadSpec
 from servesim.workload.workload import Workload
 
 DEFAULT_CONCURRENCY = 8
@@ -53,7 +53,7 @@ def simulate(
         FleetSpec(**{name: value for name, value in options.items() if name in FLEET_CHECKS}),
     )
     load = {name: value for name, value in options.items() if name in known}
-    if all(load.get(name) is None for name in ("concurrency", "rate", "trace")):
+    if all(load.get(name) is None for name in LOADS):
         load["concurrency"] = DEFAULT_CONCURRENCY
     return run_deployment(deployment, WorkloadSpec(**load), horizon_s=horizon_s, observer=observer, watch=watch)
 

@@ -61,5 +61,5 @@ def drive(spec: WorkloadSpec, requests: Requests) -> Workload:
     else:
         workload = OpenLoop(requests, duration_s=spec.duration_s)
     if spec.retries:
-        workload = Retrying(workload, retries=spec.retries, backoff_s=spec.backoff_s)
+        workload = Retrying(workload, retries=spec.retries, backoff_s=spec.backoff_s, budget=spec.retry_budget)
     return workload

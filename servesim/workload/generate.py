@@ -10,9 +10,11 @@ from array import array
 from itertools import repeat
 
 from servesim.workload.arrivals import draw_arrivals
+from servesim.workload.classes import draw_adapters, draw_classes, give_classes, parse_classes
 from servesim.workload.content import renumber
 from servesim.workload.lengths import draw_lengths, parse_lengths
 from servesim.workload.requests import OPEN_END, Content, Requests
+from servesim.workload.schedule import draw_scheduled, read_schedule
 from servesim.workload.seeds import random_stream
 from servesim.workload.spec import WorkloadSpec
 
@@ -41,6 +43,10 @@ def generate_requests(spec: WorkloadSpec) -> Requests:
     if spec.priorities > 1:
         draw = random_stream(spec.seed, "priorities").randrange
         requests.priority = array("q", (draw(spec.priorities) for _ in range(count)))
+    if spec.adapters:
+        requests.adapters = draw_adapters(spec.adapters, turns, spec.seed)
+    if spec.classes is not None:
+        give_classes(requests, draw_classes(parse_classes(spec.classes), turns, spec.seed), spec.seed)
     prefixes = _draw_prefixes(spec, len(turns))
     if count > len(turns):
         _make_sessions(requests, turns, prefixes, starts, spec)
@@ -53,6 +59,15 @@ def generate_requests(spec: WorkloadSpec) -> Requests:
 
 def _draw_starts(spec: WorkloadSpec) -> array[float] | None:
     """Return when requests, or sessions, begin in an open loop."""
+    if spec.rate_schedule is not None:
+        return draw_scheduled(
+            str(spec.arrivals),
+            read_schedule(spec.rate_schedule),
+            seed=spec.seed,
+            burstiness=spec.burstiness,
+            count=spec.requests,
+            until_s=spec.duration_s,
+        )
     if spec.rate is None:
         return None
     return draw_arrivals(

@@ -29,6 +29,10 @@ NEVER_RETRIED = frozenset(
 """Kinds of error that would meet the same answer again: what is too big today is too big in a second."""
 
 
+CREDIT = 100.0
+"""Retries that clients with a retry budget may save up."""
+
+
 class Workload(ABC):
     """What is asked of a server and when.
 
@@ -236,17 +240,23 @@ class Retrying(Workload):
     Wraps any other workload, which hears of a request's end only after its last attempt: a closed loop's client that
     waits to come back still holds its place. A retry is made even when it falls after the time limit, since its
     request was offered before. `attempts` counts the sends of the requests that were sent more than once.
+
+    With a `budget` all clients together retry at most so often per request that they send for the first time: each
+    adds `budget` to a credit, a retry takes 1 from it, and no more than `CREDIT` is saved up (as Finagle's retry
+    budgets and gRPC's retry throttling do). Who finds no credit gives up.
     """
 
-    __slots__ = ("_backoff_s", "_heap", "_inner", "_retries", "attempts")
+    __slots__ = ("_backoff_s", "_budget", "_credit", "_heap", "_inner", "_retries", "attempts")
 
-    def __init__(self, inner: Workload, *, retries: int, backoff_s: float) -> None:
+    def __init__(self, inner: Workload, *, retries: int, backoff_s: float, budget: float | None = None) -> None:
         super().__init__(inner.requests, reactive=True, duration_s=inner.duration_s)
         if retries < 0 or not 0.0 <= backoff_s < math.inf:
             raise InputError(f"retries is {retries} with a backoff of {backoff_s} s, both must be 0 or more")
         self._inner = inner
         self._retries = retries
         self._backoff_s = backoff_s
+        self._budget = budget
+        self._credit = 0.0
         self._heap: list[tuple[float, int]] = []
         self.attempts: dict[int, int] = {}
 
@@ -257,6 +267,9 @@ class Retrying(Workload):
     def take(self, now: float) -> Iterable[int]:
         heap = self._heap
         taken = self._inner.take(now)
+        if self._budget is not None:
+            taken = list(taken)
+            self._credit = min(CREDIT, self._credit + self._budget * len(taken))
         if not heap or heap[0][0] > now:
             return taken
         arrival_s = self.requests.arrival_s
@@ -273,6 +286,10 @@ class Retrying(Workload):
         attempt = self.attempts.get(index, 1)
         if attempt > self._retries:
             return self._inner.finished(index, at, error)
+        if self._budget is not None:
+            if self._credit < 1.0:
+                return self._inner.finished(index, at, error)
+            self._credit -= 1.0
         self.attempts[index] = attempt + 1
         heappush(self._heap, (at + self._backoff_s * 2.0 ** (attempt - 1), index))
         return True
