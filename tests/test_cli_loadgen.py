@@ -199,6 +199,22 @@ class ReportTest(LoadgenCase):
         self.assertTrue(read.whole)
         self.assertEqual(len(read.run.records), 6)
 
+    def test_what_a_server_says_of_itself_does_not_reach_the_terminal_as_it_is(self) -> None:
+        models = {"data": [{"id": "\x1b[31mred\x07"}]}
+        with TruthServer(Model(models=lambda: json_answer(models))) as server:
+            said = loadgen(server, *SHORT)
+        self.assertIn(r"model \x1b[31mred\x07", said.out)
+        self.assertTrue((said.out + said.err).replace("\n", "").isprintable())
+
+    def test_answers_that_are_not_what_was_asked_for_are_warned_of(self) -> None:
+        message = {"choices": [{"message": {"content": "a"}, "finish_reason": "stop"}], "usage": {"prompt_tokens": 40}}
+        with TruthServer(Model(lambda asked: json_answer(message))) as server:
+            self.assertIn("6 of 6 answers came whole, not as streams", loadgen(server, *SHORT).out)
+            self.assertNotIn("came whole", loadgen(server, *SHORT, "--no-stream").out)
+        broken = [Step(0.0, HEAD_OF_STREAM + chunk(b"data: {\n\n"))]
+        with TruthServer(Model(lambda asked: broken + stream_of(5, 40)[1:])) as server:
+            self.assertIn("6 events were not the JSON that they should be", loadgen(server, *SHORT).out)
+
     def test_what_is_written_to_a_file_is_not_printed(self) -> None:
         with TruthServer(Model()) as server:
             said = loadgen(server, *SHORT, "-o", self.path("report.txt"))

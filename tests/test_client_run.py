@@ -215,6 +215,12 @@ class RedirectsTest(unittest.TestCase):
         with TruthServer(always(Step(0.0, answer("307 Temporary Redirect", b"", "Location: /again")))) as server:
             self.assertEqual(verdict_of(run_against(server)), ("failed", "redirect"))
             self.assertEqual(len(server.asked), 4)
+        for address in ("//[::1", "http://h:port/", "ftp://h/", "/a b", "/\xe9"):
+            moved = answer("308 Permanent Redirect", b"", f"Location: {address}")
+            with self.subTest(address), TruthServer(always(Step(0.0, moved))) as server:
+                run = run_against(server)
+                self.assertEqual(verdict_of(run), ("failed", "redirect"))
+                self.assertIn("which is no address", run.records.extra[0]["message"])
         with TruthServer(always(Step(0.0, answer("302 Found", b"", "Location: /again")))) as server:
             self.assertEqual(verdict_of(run_against(server)), ("failed", "http_302"))
 

@@ -264,6 +264,12 @@ class Measurer:
                 )
         if done and not counted:
             warnings.append("the server reports no usage: output tokens are counted from events, prompts not at all")
+        extra = [records.extra.get(index, {}) for index in done]
+        whole = sum(bool(each.get("non_stream")) for each in extra)
+        if whole and not self.load.no_stream and self.load.flavour.stream_format != "json":
+            warnings.append(f"{whole:,} of {len(done):,} answers came whole, not as streams: their TTFT is unknown")
+        if malformed := sum(each.get("malformed_events", 0) for each in extra):
+            warnings.append(f"{malformed:,} events were not the JSON that they should be")
         short = sum(records.output_tokens[index] < requests.output_tokens[index] for index in counted)
         if short:
             warnings.append(

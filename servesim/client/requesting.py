@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from http.client import InvalidURL
 from urllib.parse import urljoin, urlsplit
 
 from servesim.client.connection import Exchange
@@ -70,25 +71,24 @@ class RequestMaker:
             exchange.failure, exchange.message = "redirect", f"more than {MAX_HOPS} redirects, the last to {location}"
             return False
         here = exchange.target
-        target, path = _redirected(here, self._route if here == self._target else None, location)
-        if target is None:
-            exchange.failure, exchange.message = "redirect", f"redirected to {location!r}, which is no address"
+        try:
+            target, path = _redirected(here, self._route if here == self._target else None, location)
+            headers = {**target.request_headers(), "Content-Type": "application/json"}
+            request = request_bytes("POST", path, target.netloc, headers, exchange.body)
+        except (ValueError, InvalidURL):
+            exchange.failure, exchange.message = "redirect", f"redirected to {location[:200]!r}, which is no address"
             return False
-        headers = {**target.request_headers(), "Content-Type": "application/json"}
-        exchange.resend(target, request_bytes("POST", path, target.netloc, headers, exchange.body))
+        exchange.resend(target, request)
         return True
 
 
-def _redirected(here: Target, route: str | None, location: str) -> tuple[Target | None, str]:
-    """Return the target that `location` means and the request target there; (None, "") if it is no address."""
+def _redirected(here: Target, route: str | None, location: str) -> tuple[Target, str]:
+    """Return the target that `location` means and the request target there. Raises ValueError if it is no address."""
     base = f"{here.scheme}://{here.netloc}{here.path(route) if route is not None else '/'}"
     parts = urlsplit(urljoin(base, location))
-    try:
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-    except ValueError:
-        return None, ""
+    port = parts.port or (443 if parts.scheme == "https" else 80)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        return None, ""
+        raise ValueError(location)
     there = replace(here, scheme=parts.scheme, host=parts.hostname, port=port)
     if (there.scheme, there.host, there.port) != (here.scheme, here.host, here.port):
         upgraded = (here.scheme, here.port, there.scheme, there.port) == ("http", 80, "https", 443)

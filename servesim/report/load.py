@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from servesim.client.prompts import PromptAccuracy, prompt_accuracy
+from servesim.console import one_line
 from servesim.records import Outcome, Run
 from servesim.report.text import LABEL, percent, slo_text, warmup_text
 from servesim.runfile import request_row
@@ -252,7 +253,7 @@ def _spread(values: Sequence[float | None]) -> float | None:
 
 
 def _line(label: str, told: str) -> str:
-    return f"{label:<{LABEL}}{told}".rstrip() + "\n"
+    return f"{label:<{LABEL}}{one_line(told)}".rstrip() + "\n"  # a server may have called itself anything
 
 
 def _compared(key: str, server: Mapping[str, Any], summary: Summary) -> str | None:
