@@ -196,7 +196,7 @@ class RunNoise:
         if not amount:
             return NoInterval("has no value")
         mean = amount / CELLS
-        error = half_width([cell - mean for cell in cells.amounts], self._batches, scale=mean)
+        error = half_width([cell - mean for cell in cells.amounts], self._batches, scale=mean, ends_weigh=True)
         if isinstance(error, NoInterval):
             return error
         rate, relative = amount / self._duration_s, error / mean

@@ -30,15 +30,16 @@ T_95 = {6: 1.943, 7: 1.895, 8: 1.860, 9: 1.833, 10: 1.812, 11: 1.796, 12: 1.782}
 
 @dataclass(frozen=True, slots=True)
 class NoInterval:
-    """Why nothing can be said of a figure's noise: the rest of a sentence that begins with the figure's name."""
+    """Why nothing can be said of the noise of a figure: what follows its name and a colon."""
 
     reason: str
 
 
-def half_width(excess: Sequence[float], batches: int, *, scale: float) -> float | NoInterval:
+def half_width(excess: Sequence[float], batches: int, *, scale: float, ends_weigh: bool = False) -> float | NoInterval:
     """Return half the width of the interval of the mean of `excess`, whose mean over the whole run is 0.
 
-    `scale` is the size of the figure: what rounding leaves of equal values is no noise.
+    `scale` is the size of the figure: what rounding leaves of equal values is no noise. With `ends_weigh` the ends may
+    weigh more than noise, since the caller knows what noise they have.
     """
     size = len(excess)
     cut = size // EDGE
@@ -49,7 +50,7 @@ def half_width(excess: Sequence[float], batches: int, *, scale: float) -> float 
     within = math.fsum(middle) / len(middle)
     variance, degrees = long_run_variance([value - within for value in means])
     error = T_95[degrees] * math.sqrt(variance * len(middle) / batches / size)
-    if abs(within) > error + 1e-9 * abs(scale):
+    if not ends_weigh and abs(within) > error + 1e-9 * abs(scale):
         return NoInterval("is moved by the run's start and end more than by noise; a longer run helps")
     power = cosine_power([value - within for value in means], DRIFT_COSINES)
     if sum(power) > (1e-9 * scale) ** 2 and power[0] > DRIFT_SHARE * sum(power):
