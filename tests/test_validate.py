@@ -9,7 +9,7 @@ import os
 import tempfile
 import unittest
 
-from servesim.analysis.silicon import Group, GroupFit, Held, fit_group, medians, read_groups, transferred, why
+from servesim.analysis.silicon import Group, GroupFit, Held, applied, fit_group, medians, read_groups, transfers, why
 from servesim.analysis.validate import EVIDENCE, Claim, Evidence, Table, validate
 from servesim.cli.validate import run as validate_verb
 from servesim.errors import InputError
@@ -112,11 +112,11 @@ class SiliconTable(unittest.TestCase):
 
     def test_parameters_of_other_models_are_applied_to_a_model_not_in_the_fit(self) -> None:
         fits = [fit_group(group()), fit_group(group(key="g2", model="meta-llama/Llama-3.1-8B-Instruct", devices=1))]
-        moved = transferred(fits)
+        moved = list(map(applied, transfers(fits)))
         self.assertEqual([each.group.key for each in moved], ["g1", "g2"])
         self.assertEqual(moved[0].values, fits[1].values)
         self.assertEqual(len(moved[0].held), 4)
-        self.assertEqual(transferred(fits[:1]), [])
+        self.assertEqual(transfers(fits[:1]), [])
 
     def test_a_group_that_is_far_off_has_a_reason(self) -> None:
         held = (Held(concurrency=8, ttft=-0.9, tpot=0.1), Held(concurrency=32, ttft=0.1, tpot=0.0))

@@ -206,10 +206,7 @@ def fit_group(group: Group) -> GroupFit:
             guess=guessed,
             careful=False,
         )
-        errors = [
-            _errors(measurement, fit.hardware, point)
-            for measurement, point in zip(measurements, group.points, strict=True)
-        ]
+        errors = [_errors(each, fit.hardware, point) for each, point in zip(measurements, group.points, strict=True)]
     except ServesimError as error:
         return GroupFit(group=group, values={}, failed=str(error))
     return GroupFit(
@@ -237,34 +234,32 @@ def _errors(measurement: Measurement, hardware: Hardware, point: tuple[int, floa
     return Held(concurrency=point[0], ttft=off["ttft_mean"], tpot=off["tpot_mean"])
 
 
-def transferred(fits: Sequence[GroupFit]) -> list[GroupFit]:
-    """Apply to each group the median parameters of the other models on its hardware and engine.
+def transfers(fits: Sequence[GroupFit]) -> list[tuple[Group, dict[str, float]]]:
+    """Return each group with the median parameters of the other models on its hardware and engine, for `applied`.
 
     A group whose hardware and engine served no other model is left out.
     """
     found = []
     for fit in fits:
+        group = fit.group
         others = [
             other.values
             for other in fits
             if other.values
-            and (other.group.hardware, other.group.engine) == (fit.group.hardware, fit.group.engine)
-            and MODEL_NAMES[other.group.model] != MODEL_NAMES.get(fit.group.model)
+            and (other.group.hardware, other.group.engine) == (group.hardware, group.engine)
+            and MODEL_NAMES[other.group.model] != MODEL_NAMES.get(group.model)
         ]
-        if not others or not fit.values:
-            continue
-        values = {name: statistics.median(each[name] for each in others) for name in FITTED}
-        found.append(applied(fit.group, values))
+        if others and fit.values:
+            found.append((group, {name: statistics.median(each[name] for each in others) for name in FITTED}))
     return found
 
 
-def applied(group: Group, values: dict[str, float]) -> GroupFit:
+def applied(task: tuple[Group, dict[str, float]]) -> GroupFit:
     """Return every point of a group predicted with parameters that it was not asked about."""
+    group, values = task
     measurements = group.measurements()
     hardware = replace(measurements[0].server.hardware, detailed=values)
-    held = [
-        _errors(measurement, hardware, point) for measurement, point in zip(measurements, group.points, strict=True)
-    ]
+    held = [_errors(each, hardware, point) for each, point in zip(measurements, group.points, strict=True)]
     return GroupFit(group=group, values=values, held=tuple(held))
 
 

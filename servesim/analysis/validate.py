@@ -22,7 +22,7 @@ from servesim.analysis.calibrate import PHYSICAL, Calibration, Point, calibrate,
 from servesim.analysis.fit import Parameter
 from servesim.analysis.measurement import Measurement
 from servesim.analysis.readings import of_report, of_row, read_measurements
-from servesim.analysis.silicon import GroupFit, fit_group, guessed, medians, read_groups, transferred, why
+from servesim.analysis.silicon import GroupFit, applied, fit_group, guessed, medians, read_groups, transfers, why
 from servesim.catalog.hardware import HARDWARE
 from servesim.engine.server import Server, build_server
 from servesim.engine.simulate import run_workload
@@ -229,6 +229,7 @@ def _silicon(folder: str | None, jobs: int, progress: Progress | None) -> Eviden
             fits.append(fit)
             if progress is not None:
                 progress(len(fits), len(groups))
+        moved = list(run(applied, transfers(fits)))
     done = [fit for fit in fits if fit.held]
     _, _, ttft, tpot = medians(done)
     claims = [
@@ -245,7 +246,6 @@ def _silicon(folder: str | None, jobs: int, progress: Progress | None) -> Eviden
             rows=tuple(_worst(fit) for fit in sorted(done, key=lambda fit: -fit.error)[:10]),
         ),
     ]  # fmt: skip
-    moved = transferred(fits)
     tables.append(
         Table(title="parameters of the other models on the same hardware and engine, every point",
               columns=columns, rows=tuple(_breakdown(moved)))
