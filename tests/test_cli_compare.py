@@ -95,6 +95,12 @@ class Compare(unittest.TestCase):
         self.assertEqual((said.code, said.out), (0, ""))
         self.assertEqual(Path(self.path("out.txt")).read_text(), self.compare("a.jsonl", "b.jsonl").out)
 
+    def test_the_help_begins_with_examples_and_names_both_runs(self) -> None:
+        said = servesim("compare", "--help")
+        self.assertEqual(said.code, 0)
+        self.assertTrue(said.out.startswith("examples:\n  servesim compare "))
+        self.assertIn("usage: servesim compare A B [options]", said.out)
+
     def test_bad_input_is_one_line_and_2(self) -> None:
         for name, content in (("empty", ""), ("list", "[]"), ("none", "{}"), ("rows", '{"schema": "x", "rows": [1]}')):
             Path(self.path(name)).write_text(content)

@@ -89,7 +89,8 @@ class Parser(argparse.ArgumentParser):
         self.add_argument_group("help").add_argument("-h", "--help", action="store_true", help="show this page")
 
     def _add(self, section: argparse._ArgumentGroup, option: Option) -> None:
-        text = option.help.replace("%", "%%") + (f" (default: {option.default})" if option.default else "")
+        text = option.help + (f" (default: {option.default})" if option.default else "")
+        text = text.replace("%", "%%")
         flags = (option.flag, *option.aliases)
         check = option.check
         if check is None:
