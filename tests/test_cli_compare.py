@@ -83,6 +83,15 @@ class Compare(unittest.TestCase):
         self.assertGreater(len(rows), 20)
         self.assertEqual({row.count("|") for row in rows}, {8})
 
+    def test_what_a_file_says_cannot_steer_a_terminal(self) -> None:
+        document = json.loads(Path(self.path("a.json")).read_text())
+        document["command"] = document["config"]["model"] = "x\x1b[2J\nB"
+        Path(self.path("hostile.json")).write_text(json.dumps(document))
+        for flags in ((), ("--markdown",)):
+            said = self.compare("hostile.json", "b.json", *flags)
+            self.assertEqual(said.code, 0)
+            self.assertNotIn("\x1b", said.out)
+
     def test_a_cut_file_is_compared_up_to_the_cut_and_called_partial(self) -> None:
         lines = Path(self.path("a.jsonl")).read_text().splitlines(keepends=True)
         Path(self.path("cut.jsonl")).write_text("".join(lines[: len(lines) // 2]))

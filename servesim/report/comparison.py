@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
+from servesim.console import one_line
+
 WIDTH = 100
 LABEL = 13
 SHOWN = ("mean", "p50", "p95", "p99")  # of a latency; others where a gate asks
@@ -37,7 +39,8 @@ def comparison_text(document: Document) -> str:
     reasons = [line for reason in _reasons(document) for line in _labelled(CANNOT_TELL, reason)]
     gates = [line for gate in document["gates"] for line in _labelled("gate", _gate(gate))]
     return "".join(
-        f"{line}\n" for line in [*lines, *([""] if reasons else []), *reasons, *([""] if gates else []), *gates]
+        f"{one_line(line)}\n"
+        for line in [*lines, *([""] if reasons else []), *reasons, *([""] if gates else []), *gates]
     )
 
 
@@ -55,7 +58,7 @@ def comparison_markdown(document: Document) -> str:
         lines.append(f"| {' | '.join((_name(figure), *_cells(figure)))} |")
     below = [f"- {CANNOT_TELL}: {_escaped(reason)}" for reason in _reasons(document)]
     below += [f"- gate: {_escaped(_gate(gate))}" for gate in document["gates"]]
-    return "".join(f"{line}\n" for line in [*lines, *([""] if below else []), *below])
+    return "".join(f"{one_line(line)}\n" for line in [*lines, *([""] if below else []), *below])
 
 
 def _side(side: Mapping[str, Any]) -> str:
