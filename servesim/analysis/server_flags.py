@@ -155,7 +155,7 @@ def _checked(values: dict[str, Any]) -> dict[str, Any]:
         if value == "auto" or (name == "quantization" and value not in WEIGHT_FORMATS):
             continue
         if name == "model":
-            value = REPOSITORIES.get(value, _preset_of(value))
+            value = preset_of(value)
         if name == "kv_cache_dtype":
             value = _F16.get(value, value)
         if name == "kv_tokens" and value == "0":  # llama.cpp: the model's own
@@ -164,8 +164,10 @@ def _checked(values: dict[str, Any]) -> dict[str, Any]:
     return checked
 
 
-def _preset_of(name: str) -> str:
-    """Return the preset of the same name as a repository or a file, else the name itself."""
+def preset_of(name: str) -> str:
+    """Return the preset of a repository, or of the same name as one, else the name itself."""
+    if name in REPOSITORIES:
+        return REPOSITORIES[name]
     last = os.path.basename(name.rstrip("/")).lower()
     return next((preset for preset in MODELS if preset == last), name)
 

@@ -1,0 +1,62 @@
+"""A diagnosis in words: what binds and why, which knob to turn first, what it will do, what will not help.
+
+Takes the body of the JSON document, so that text and JSON cannot say different things.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Json = Mapping[str, Any]
+
+WIDTH, INDENT = 100, 15
+
+
+def diagnosis_text(body: Json) -> str:
+    """Return the text of a diagnosis; it ends with a newline."""
+    lines = list(_rows(body))
+    if not body["findings"]:
+        lines += _line("binds", "nothing binds: the server does what it is asked to")
+    for number, finding in enumerate(body["findings"]):
+        lines += _finding(finding, body["evidence"].get("dialect"), first=number == 0)
+    for check in body["checks"]:
+        verdict = {True: "adds up", False: "does not add up", None: "capacity"}[check["agrees"]]
+        lines += _line(verdict, check["told"])
+    for told in body["missing"]:
+        lines += _line("surer with", told)
+    lines += _line("not evidence", body["gpu_utilisation"])
+    return "\n".join(lines) + "\n"
+
+
+def _rows(body: Json) -> Iterator[str]:
+    for row in body.get("rows", ()):
+        point = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in row["point"].items()) or row["source"]
+        told = "nothing binds" if row["binds"] is None else f"{row['binds']}: {row['evidence']}"
+        yield from _line("row", f"{point}   {told}")
+
+
+def _finding(finding: Json, dialect: str | None, *, first: bool) -> Iterator[str]:
+    yield from _line("binds" if first else "also", f"{finding['budget']}: {finding['evidence']}")
+    yield from _line("turn first", finding["change"])
+    for server, knob in finding["knobs"].items():
+        if knob is not None and dialect in (None, server):
+            yield from _line(server, knob)
+    if finding["expect"]:
+        yield from _line("expect", ", ".join(f"{metric} {way}" for metric, way in finding["expect"].items()))
+    for each in finding["useless"]:
+        knob = each["knobs"].get(dialect) or each["option"]
+        yield from _line("will not help", f"{knob}: {each['why']}")
+
+
+def _line(label: str, text: str) -> list[str]:
+    """Return the text behind its label, wrapped."""
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=f"{label:<{INDENT}}",
+        subsequent_indent=" " * INDENT,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )

@@ -1,0 +1,117 @@
+"""`servesim diagnose`: pages, reports, sweeps and saved runs in; words and JSON out."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import unittest
+from pathlib import Path
+from typing import Any
+
+from tests.command import Said, servesim
+
+CAPTURES = "fixtures/captures"
+BURST = ("--hardware", "l4-24gb", "--trace", "fixtures/burst.jsonl", "--quiet")
+
+
+class Diagnoses(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def file(self, name: str, text: str) -> str:
+        path = self.folder / name
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    def json(self, *argv: str) -> dict[str, Any]:
+        said = servesim("diagnose", *argv, "--json")
+        self.assertEqual(said.code, 0, said.err)
+        return json.loads(said.out)  # type: ignore[no-any-return]
+
+    def test_two_pages_with_the_flags(self) -> None:
+        said = servesim(
+            "diagnose",
+            f"{CAPTURES}/vllm-small-cache-metrics-before.txt",
+            f"{CAPTURES}/vllm-small-cache-metrics-under-load.txt",
+            "--window",
+            "30s",
+            "--flags",
+            "vllm serve tiny --max-num-seqs 128 --max-num-batched-tokens 128 --port 8000",
+        )
+        self.assertEqual(said.code, 0)
+        self.assertIn("binds          kv blocks: KV use 92% at its peak, 5 waiting", said.out)
+        self.assertIn("will not help  --max-num-seqs", said.out)
+        self.assertIn("GPU utilisation is no evidence", said.out)
+        self.assertIn("not read from the flags: --port", said.err)
+        self.assertLessEqual(max(map(len, said.out.splitlines())), 100)
+
+    def test_the_incident_from_its_report_and_from_its_saved_run(self) -> None:
+        report, saved = str(self.folder / "report.json"), str(self.folder / "run.jsonl")
+        servesim("simulate", *BURST, "--json", "-o", report, "--save", saved)
+        for path in (report, saved):
+            body = self.json(path)
+            self.assertEqual(body["binds"], "kv blocks")
+            self.assertEqual(body["findings"][0]["knobs"]["vllm"], "--enable-prefix-caching")
+            self.assertEqual(body["findings"][0]["useless"][0]["option"], "max_num_seqs")
+
+    def test_a_sweep_is_diagnosed_row_by_row(self) -> None:
+        path = str(self.folder / "sweep.json")
+        servesim(
+            "sweep",
+            "--quiet",
+            "--requests",
+            "128",
+            "--max-num-seqs",
+            "8",
+            "--concurrency",
+            "2,64",
+            "--json",
+            "-o",
+            path,
+        )
+        body = self.json(path)
+        self.assertEqual([row["binds"] for row in body["rows"]], ["client", "sequences"])
+        self.assertEqual([row["point"]["concurrency"] for row in body["rows"]], [2, 64])
+        self.assertEqual(servesim("diagnose", path).out.count("\nrow "), 1)
+
+    def test_a_device_adds_the_memory_plan(self) -> None:
+        page = self.file(
+            "page.txt",
+            'vllm:num_requests_waiting 0\nvllm:cache_config_info{num_gpu_blocks="1900",block_size="16",'
+            'gpu_memory_utilization="0.9",enable_prefix_caching="True"} 1\n',
+        )
+        body = self.json(page, "--hardware", "l4-24gb")
+        self.assertEqual([check["agrees"] for check in body["checks"]], [True])
+        self.assertIn("1,941 blocks, the server says 1,900", body["checks"][0]["told"])
+
+    def test_a_device_that_cannot_hold_the_model_is_told_and_the_rest_goes_on(self) -> None:
+        body = self.json(f"{CAPTURES}/vllm-metrics-after.txt", "--hardware", "l4-24gb", "--model", "llama-3.1-70b")
+        self.assertIsNone(body["binds"])
+        self.assertIn("does not fit", body["notes"][0])
+
+    def test_what_cannot_be_read_is_one_line_and_exit_2(self) -> None:
+        for files in (
+            (),
+            ("missing.txt",),
+            (self.file("a", "hello\n"),),
+            (self.file("b", "{}"),),
+            (self.file("c", "{"),),
+            (self.file("d", '{"schema":"servesim.summary/1","config":{}}'),),
+            (self.file("e", '{"schema":"servesim.sweep/1","config":{},"rows":[1]}'),),
+            (self.file("f", '{"kind":"header","schema":"x"}'),),
+            (f"{CAPTURES}/vllm-metrics-after.txt",) * 3,
+            (f"{CAPTURES}/vllm-metrics-after.txt", "--flags", "ls"),
+            (f"{CAPTURES}/vllm-metrics-after.txt", "--hardware", "l5"),
+        ):
+            with self.subTest(files=files):
+                said: Said = servesim("diagnose", *files)
+                self.assertEqual((said.code, said.out, said.err.count("\n")), (2, "", 1), said)
+
+    def test_a_verdict_is_never_an_exit_1(self) -> None:
+        self.assertEqual(servesim("diagnose", f"{CAPTURES}/vllm-metrics-under-load.txt").code, 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
