@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from servesim.analysis.sweep import Point, grid
@@ -15,7 +15,9 @@ from servesim.client.spec import LoadSpec
 from servesim.console import reason
 from servesim.errors import InputError
 from servesim.slo import Slo
-from servesim.workload.spec import LOADS
+from servesim.workload.build import load_requests
+from servesim.workload.requests import Requests
+from servesim.workload.spec import LOADS, WorkloadSpec
 
 DEFAULT_CONCURRENCY = 8
 CHARACTERS_A_TOKEN = 4  # a guess at a given text's length, until the server's usage tells
@@ -34,6 +36,8 @@ class Plan:
     repeat: int
     slos: list[Slo]
     given: list[GivenPrompt] | None = None
+    replayed: dict[WorkloadSpec, Requests] = field(default_factory=dict)  # traces, each read once
+    notes: list[str] = field(default_factory=list)  # what a person should know about them
 
     @property
     def first_label(self) -> str:
@@ -68,9 +72,14 @@ def make_plan(parser: Parser, values: dict[str, Any]) -> Plan:
         if load.find not in values:
             values.pop("concurrency", None)
             values[load.find] = 1
+        if load.find_max is not None and load.find_max < values[load.find]:
+            raise InputError(f"find_max is {load.find_max:g}, but the search starts at {values[load.find]:g}")
     points = grid(axes)
-    for point in points:
-        workload_spec(values | point)
+    replayed: dict[WorkloadSpec, Requests] = {}
+    notes: list[str] = []
+    for spec in dict.fromkeys(workload_spec(values | point) for point in points):
+        if spec.trace is not None:
+            replayed[spec] = load_requests(spec, None if replayed else notes)
     return Plan(
         values=values,
         load=load,
@@ -81,6 +90,8 @@ def make_plan(parser: Parser, values: dict[str, Any]) -> Plan:
         repeat=repeat,
         slos=slos,
         given=given,
+        replayed=replayed,
+        notes=notes,
     )
 
 

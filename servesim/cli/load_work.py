@@ -32,6 +32,8 @@ class Work:
     @classmethod
     def begin(cls, plan: Plan, console: Console) -> Work:
         """Open the first file, then find the server. Raises RunError where one of them cannot be had."""
+        for note in plan.notes:
+            console.note(note)
         path = plan.values.get("save")
         first = None if path is None else LiveFile(path_beside(path, plan.first_label) if plan.first_label else path)
         interrupts = Interrupts(patience=2)  # the second ends what is in flight, the third whatever hangs
@@ -52,7 +54,6 @@ class Work:
         spec = workload_spec(values)
         config = self.measurer.config(spec) | ({"slo": values["slo"]} if values.get("slo") else {})
         config["warmup"] = self.plan.warmup
-        notes: list[str] = []
         file = self._file(label)
         total = None if spec.duration_s is not None else spec.requests
         with self.console.progress(label or "requests", total) as progress:
@@ -67,10 +68,8 @@ class Work:
                 config=config,
                 file=file,
                 progress=watch,
-                notes=notes,
+                requests=self.plan.replayed.get(spec),
             )
-        for note in notes:
-            self.console.note(note)
         if file is not None and file.error is not None:
             self.file_errors.append(file.error)
         return run, summarize(run, self.plan.slos)

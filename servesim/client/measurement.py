@@ -92,11 +92,14 @@ class Measurer:
         config: dict[str, Any] | None = None,
         file: LiveFile | None = None,
         progress: Callable[[Progress], None] | None = None,
-        notes: list[str] | None = None,
+        requests: Requests | None = None,
     ) -> Run:
-        """Warm up, then measure `spec` once. `file` gets every record as it is complete; `notes`, what was read."""
+        """Warm up, then measure `spec` once. `file` gets every record as it is complete.
+
+        `requests` are those of `spec`, where they have been loaded already (a trace that several runs replay).
+        """
         config = self.config(spec) if config is None else config
-        requests = self._requests(spec, notes)
+        requests = self._requests(spec) if requests is None else requests
         workload = drive(spec, requests)
         warm = self._warm_up(requests, warmup, config) if warmup else None
         scraper = Scraper(self.target)
@@ -180,8 +183,8 @@ class Measurer:
             self._generator = self._connect(self._interrupts)
         return self._generator
 
-    def _requests(self, spec: WorkloadSpec, notes: list[str] | None) -> Requests:
-        requests = load_requests(spec, notes)
+    def _requests(self, spec: WorkloadSpec) -> Requests:
+        requests = load_requests(spec)
         if self._given is not None:
             lengths = [each.output_tokens for each in self._given]
             for index in range(len(requests)):

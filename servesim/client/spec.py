@@ -25,12 +25,16 @@ def json_object(value: Any, name: str) -> dict[str, Any]:
     """Check for a JSON object, as text or as a document holds it."""
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = json.loads(value, parse_constant=_refuse)
         except (ValueError, RecursionError) as error:
             raise InputError(f"{name} is {shown(value)}, must be a JSON object: {str(error)[:80].lower()}") from None
     if not isinstance(value, dict):
         raise InputError(f"{name} is {shown(value)}, must be a JSON object")
     return value
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is no JSON number")
 
 
 def words(value: Any, name: str) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
+from servesim.console import reason
 from servesim.errors import InputError
 
 API_ROUTES = ("/chat/completions", "/completions", "/responses")  # under the version segment, usually /v1
@@ -104,8 +105,10 @@ class Target:
         """Make the TLS settings: the system's authorities, or `ca_file`, or none at all under `insecure`."""
         try:
             context = ssl.create_default_context(cafile=self.ca_file)
-        except (OSError, ssl.SSLError) as error:
-            raise InputError(f"cannot read CA file {self.ca_file!r}: {error}") from None
+        except ssl.SSLError as error:
+            raise InputError(f"{self.ca_file}: holds no certificate: {(error.reason or str(error)).lower()}") from None
+        except OSError as error:
+            raise InputError(f"cannot read {self.ca_file}: {reason(error)}") from None
         context.set_alpn_protocols(["http/1.1"])
         if self.insecure:
             context.check_hostname = False
