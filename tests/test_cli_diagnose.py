@@ -82,9 +82,18 @@ class Diagnoses(unittest.TestCase):
             'vllm:num_requests_waiting 0\nvllm:cache_config_info{num_gpu_blocks="1900",block_size="16",'
             'gpu_memory_utilization="0.9",enable_prefix_caching="True"} 1\n',
         )
-        body = self.json(page, "--hardware", "l4-24gb")
+        body = self.json(page, "--hardware", "l4-24gb", "--model", "llama-3.1-8b")
         self.assertEqual([check["agrees"] for check in body["checks"]], [True])
         self.assertIn("1,941 blocks, the server says 1,900", body["checks"][0]["told"])
+
+    def test_a_model_is_taken_from_the_page_but_never_guessed(self) -> None:
+        info = 'vllm:cache_config_info{num_gpu_blocks="1900",block_size="16",gpu_memory_utilization="0.9"%s} 1\n'
+        waiting = "vllm:num_requests_waiting 0\n"
+        named = self.file("named.txt", waiting + info % ',model_name="meta-llama/Llama-3.1-8B-Instruct"')
+        self.assertEqual(len(self.json(named, "--hardware", "l4-24gb")["checks"]), 1)
+        body = self.json(self.file("unnamed.txt", waiting + info % ""), "--hardware", "l4-24gb")
+        self.assertEqual(body["checks"], [])
+        self.assertIn("give --model", body["notes"][0])
 
     def test_a_device_that_cannot_hold_the_model_is_told_and_the_rest_goes_on(self) -> None:
         body = self.json(f"{CAPTURES}/vllm-metrics-after.txt", "--hardware", "l4-24gb", "--model", "llama-3.1-70b")

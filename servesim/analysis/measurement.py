@@ -56,15 +56,19 @@ class Measurement:
             self, server=replace(server, hardware=hardware, spec=replace(server.spec, cost_model=cost_model))
         )
 
+    def simulate(self) -> Run:
+        """Return the simulated run of this load on this server."""
+        cost = self.server.cost()
+        engine = Engine(self.server.config, cost, arriving(self.workload(), cost))
+        engine.advance()
+        return engine.run()
+
     def predict(self) -> dict[str, float]:
         """Return what the simulator makes of this load, by the names of `figures`.
 
         Raises `RunError` where no request completes.
         """
-        cost = self.server.cost()
-        engine = Engine(self.server.config, cost, arriving(self.workload(), cost))
-        engine.advance()
-        return figures_of(engine.run(), self.figures, self.label)
+        return figures_of(self.simulate(), self.figures, self.label)
 
     def residuals(self, predicted: Mapping[str, float]) -> list[float]:
         """Return ln(predicted / measured) of every figure in units of its standard error."""

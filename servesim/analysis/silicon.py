@@ -265,12 +265,16 @@ def applied(task: tuple[Group, dict[str, float]]) -> GroupFit:
 
 def why(fit: GroupFit) -> str:
     """Return what its figures say about why a group is far off: the table's own jumps first, then the model's."""
-    points, held = fit.group.points, {point.concurrency: point for point in fit.held}
+    points = fit.group.points
     for (_, ttft, tpot), (at, next_ttft, next_tpot) in pairwise(points):
         if next_tpot < 0.8 * tpot:
             return f"measured TPOT falls from {tpot:g} to {next_tpot:g} ms as load rises to {at}"
-        if next_ttft > 4 * ttft and next_ttft < 5000 and at not in held:
-            return f"measured TTFT jumps from {ttft:g} to {next_ttft:g} ms at {at}, where it was fitted"
+        if next_ttft < 0.5 * ttft:
+            return f"measured TTFT falls from {ttft:g} to {next_ttft:g} ms as load rises to {at}"
+        if next_ttft > 4 * ttft and points[-1][1] < 3 * next_ttft and next_tpot < 1.8 * tpot:
+            return f"measured TTFT jumps from {ttft:g} to {next_ttft:g} ms at {at} and stays: no step explains it"
+    if min(ttft for _, ttft, _ in points) > 3000 and fit.group.engine != "trtllm":
+        return f"measured TTFT is {points[0][1] / 1e3:.1f} s already at {points[0][0]} in flight: no step explains it"
     late = max(fit.held, key=lambda point: abs(point.ttft) + abs(point.tpot))
     measured = {concurrency: (ttft, tpot) for concurrency, ttft, tpot in points}[late.concurrency]
     if abs(late.ttft) > abs(late.tpot):

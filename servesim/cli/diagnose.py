@@ -9,7 +9,9 @@ from typing import Any
 
 from servesim.analysis.diagnose import Subject, diagnosis
 from servesim.analysis.evidence import Evidence, is_server_page, of_pages, of_summary, with_flags, with_server
-from servesim.analysis.server_flags import ServerFlags, parse_flags
+from servesim.analysis.server_flags import ServerFlags, parse_flags, preset_of
+from servesim.catalog.hardware import load_hardware
+from servesim.catalog.models import load_model
 from servesim.cli.options import DEVICE, JSON, LIMITS, OUTPUT, QUIET
 from servesim.cli.output import result_to
 from servesim.cli.parser import Group, Option, Parser
@@ -94,6 +96,10 @@ def diagnose_files(files: Sequence[str], flags: Mapping[str, Any], told: ServerF
     given = {**(told.values if told else {}), **{key: flags[key] for key in SERVER_CHECKS if key in flags}}
     if told is not None and told.ignored:
         found.notes.append(f"not read from the flags: {', '.join(told.ignored)}")
+    if "hardware" in flags:
+        load_hardware(flags["hardware"])  # a name mistyped here is worth more than a note
+    if "model" in flags:
+        load_model(flags["model"])
     if found.pages:
         found.subjects.append(_of_pages(found, flags, given, told))
     if not found.subjects:
@@ -109,13 +115,26 @@ def _of_pages(found: _Read, flags: Mapping[str, Any], given: Mapping[str, Any], 
         found.notes.append(f"the flags are those of {told.dialect}, the metrics those of {evidence.dialect}")
     evidence = with_flags(evidence, given)
     facts = setup_facts(after)
-    server = _server(given, evidence, facts, found.notes) if "hardware" in given else None
+    server = _server(given, evidence, facts, served_model(after), found.notes) if "hardware" in given else None
     return Subject(evidence=evidence if server is None else with_server(evidence, server), facts=facts, server=server)
 
 
-def _server(given: Mapping[str, Any], evidence: Evidence, facts: Mapping[str, str], notes: list[str]) -> Server | None:
+def served_model(page: Page) -> str | None:
+    """Return the model that a page's samples are labelled with, None if with none."""
+    labels = (sample.labels for found in page.samples.values() for sample in found)
+    return next((each["model_name"] for each in labels if "model_name" in each), None)
+
+
+def _server(
+    given: Mapping[str, Any], evidence: Evidence, facts: Mapping[str, str], model: str | None, notes: list[str]
+) -> Server | None:
     """Return the server that flags and options come to, with vLLM's own defaults where it is vLLM."""
     asked = dict(given)
+    if "model" not in asked:
+        if model is None:
+            notes.append("the model is not known; give --model to hold the cache against the memory plan")
+            return None
+        asked["model"] = preset_of(model)
     if evidence.dialect == "vllm":
         asked.setdefault("like_vllm", True)
         for name in ("gpu_memory_utilization", "block_size"):
