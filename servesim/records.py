@@ -144,6 +144,11 @@ class EngineTotals:
     accepted_tokens: int = 0  # of those, the ones that became output
     fetched_tokens: int = 0  # of `hit_tokens` and resumptions, those that came from a tier below the device's cache
     saved_tokens: int = 0  # tokens that the prefix cache spared from ever being computed
+    wasted_tokens: int = 0  # computed for clients that had left
+
+
+TOTALS_SAID_WHEN_USED = frozenset({"drafted_tokens", "accepted_tokens", "fetched_tokens", "wasted_tokens"})
+"""Totals that a saved run names only where they are not 0."""
 
 
 @dataclass(slots=True)
@@ -171,6 +176,7 @@ class Run:
     scaling: dict[str, Any] | None = None  # a fleet that grows and shrinks: when each replica was there
     offload: list[dict[str, Any]] = field(default_factory=list)  # KV tiers below the device: what each did
     link: dict[str, Any] | None = None  # prefill and decode apart: what crossed it
+    usage: dict[str, Any] | None = None  # where it was asked: device-hours, money, energy
 
     def token_times(self, index: int) -> list[float]:
         """Return the times of request `index`'s tokens (token events), in seconds, in order."""

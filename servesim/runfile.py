@@ -6,6 +6,7 @@ The first line is the header, the last the footer, which says whether the run is
 |---|---|
 | `header` | schema, version, command, source, effective config, facts about the server |
 | `engine` | what only a simulated engine can count; before the requests, so that a cut file still has it |
+| `facts` | what KV tiers did, when replicas came and went, what was paid for; where there is any of it |
 | `replica`, `link` | what each engine of a fleet did, what crossed the link; before the requests as well |
 | `steps` | a stretch of a simulated run's step log; before the requests, whose tokens are numbers of steps |
 | `request`, `warmup` | one request that is over: ids, times in seconds, token counts, outcome, token times |
@@ -28,7 +29,7 @@ from typing import IO, Any
 from servesim import __version__
 from servesim.console import OutputFile, reason
 from servesim.errors import RunError
-from servesim.records import Outcome, Run, StepLog
+from servesim.records import TOTALS_SAID_WHEN_USED, Outcome, Run, StepLog
 
 SCHEMA = "servesim.run/1"
 STEPS_A_LINE = 1000
@@ -99,7 +100,11 @@ class RunWriter:
     def engine(self, run: Run) -> None:
         """Write the engine's counts and step log, where the run has them."""
         if run.engine is not None:
-            self._line({"kind": "engine", **asdict(run.engine)})
+            totals = asdict(run.engine)
+            self._line({"kind": "engine"} | {k: v for k, v in totals.items() if v or k not in TOTALS_SAID_WHEN_USED})
+        facts = {"offload": run.offload, "scaling": run.scaling, "usage": run.usage}
+        if any(facts.values()):
+            self._line({"kind": "facts"} | {name: fact for name, fact in facts.items() if fact})
         for figures in run.replicas:
             self._line({"kind": "replica", **figures})
         if run.link is not None:
@@ -225,6 +230,7 @@ def _traits(run: Run, index: int) -> dict[str, Any]:
         ("content", requests.content, ()),
         ("priority", requests.priority, 0),
         ("class", requests.class_names, None),
+        ("adapter", requests.adapters, None),
         ("session", requests.sessions, None),
         ("turn", requests.turns, None),
         ("think_s", requests.think_s, 0.0),

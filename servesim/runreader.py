@@ -46,7 +46,7 @@ def read_saved(path: str) -> SavedRun:
     steps = StepLog()
     times: array[float] = array("d")
     rows, warmup_rows = _Rows(path, steps, times), _Rows(path, steps, times)
-    engine, gauges, footer = None, [], None
+    engine, gauges, footer, facts = None, [], None, None
     replicas: list[dict[str, Any]] = []
     link: dict[str, Any] | None = None
     for line in lines:
@@ -63,6 +63,8 @@ def read_saved(path: str) -> SavedRun:
             gauges.append(_gauge(line))
         elif kind == "engine":
             engine = _engine(line)
+        elif kind == "facts":
+            facts = line
         elif kind == "replica":
             replicas.append(_replica(line))
         elif kind == "link":
@@ -71,7 +73,7 @@ def read_saved(path: str) -> SavedRun:
         elif kind == "footer":
             footer = line
         else:
-            raise line.wrong("kind", "request, warmup, steps, gauge, engine, replica, link or footer")
+            raise line.wrong("kind", "request, warmup, steps, gauge, engine, facts, replica, link or footer")
     requests, records = rows.build()
     run = Run(
         source=header.text("source"),
@@ -88,6 +90,8 @@ def read_saved(path: str) -> SavedRun:
         stages=rows.stages,
         link=link,
     )
+    if facts is not None:
+        _add_facts(run, facts)
     if len(warmup_rows):
         warmup_requests, warmup_records = warmup_rows.build()
         run.warmup = Run(run.source, warmup_requests, warmup_records, run.times, run.config, steps=run.steps)
@@ -200,7 +204,12 @@ class _Rows:
             ]
         if line.flag("capped"):
             records.capped.add(row)
-        for key, read in (("class", line.text), ("session", line.text), ("think_s", line.number)):
+        for key, read in (
+            ("class", line.text),
+            ("adapter", line.text),
+            ("session", line.text),
+            ("think_s", line.number),
+        ):
             if key in known:
                 self.traits.setdefault(key, {})[row] = read(key)
         for key in ("turn", "priority"):
@@ -236,6 +245,7 @@ class _Rows:
         if self.ids != [str(row) for row in range(size)]:
             requests.ids = self.ids
         requests.class_names = self._trait("class", None)
+        requests.adapters = self._trait("adapter", None)
         requests.sessions = self._trait("session", None)
         requests.content = self._trait("content", ())
         requests.priority = self._array("q", "priority", 0)
@@ -329,6 +339,15 @@ def _engine(line: Line) -> EngineTotals:
             read = line.number if type(field.default) is float else line.count
             setattr(totals, field.name, read(field.name))
     return totals
+
+
+def _add_facts(run: Run, line: Line) -> None:
+    offload = line.fields.get("offload", [])
+    if not isinstance(offload, list) or not all(isinstance(tier, dict) for tier in offload):
+        raise line.wrong("offload", "a list of objects")
+    run.offload = offload
+    run.scaling = line.table("scaling") or None
+    run.usage = line.table("usage") or None
 
 
 def _content(line: Line) -> Content:

@@ -30,6 +30,7 @@ class Slo:
     metric: str
     percentile: float
     limit_s: float
+    class_name: str | None = None  # asked of the requests of this class alone
 
     def __post_init__(self) -> None:
         if self.metric not in METRICS:
@@ -40,7 +41,12 @@ class Slo:
             raise InputError(f"slo limit is {self.limit_s}, must be a time above 0")
 
     def __str__(self) -> str:
-        return f"{self.name}<={self.limit_s * 1000:g}ms"
+        return f"{self.prefix}{self.name}<={self.limit_s * 1000:g}ms"
+
+    @property
+    def prefix(self) -> str:
+        """Return `chat:` where the objective is that of class chat."""
+        return "" if self.class_name is None else f"{self.class_name}:"
 
     @property
     def name(self) -> str:
@@ -57,6 +63,7 @@ class SloResult:
     limit_ms: float
     value_ms: float | None
     met: bool | None
+    class_name: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,14 +75,16 @@ class Goodput:
 
 
 def parse_slo(text: str) -> Slo:
-    """Return the objective in `ttft_p95=500ms`, `itl_p99.9=80ms` (also `itl_p999`) or `e2e=20s` (every request).
+    """Return the objective in `ttft_p95=500ms`, `itl_p99.9=80ms` (also `itl_p999`) or `e2e=20s` (every request);
+    `chat:ttft_p95=500ms` is asked of class chat.
 
     Raises `InputError` for an unknown metric, a percentile that is none, or a limit without its unit.
 
     >>> parse_slo("ttft_p95=500ms")
-    Slo(metric='ttft', percentile=95, limit_s=0.5)
+    Slo(metric='ttft', percentile=95, limit_s=0.5, class_name=None)
     """
-    left, equals, limit = text.strip().partition("=")
+    left, equals, limit = text.strip().rpartition("=")
+    class_name, colon, left = left.rpartition(":")
     form = _FORM.fullmatch(left.strip().lower())
     if not equals or form is None:
         raise InputError(f"slo is {shown(text)}, must be a limit on a percentile such as ttft_p95=500ms")
@@ -83,7 +92,10 @@ def parse_slo(text: str) -> Slo:
     if metric not in METRICS:
         raise suggest("slo metric", metric, METRICS)
     limit_s = parse_duration(limit.strip(), f"limit of slo {left.strip()}", positive=True)
-    return Slo(metric=metric, percentile=_percentile(share, text), limit_s=limit_s)
+    name = class_name.strip() if colon else None
+    if name == "":
+        raise InputError(f"slo is {shown(text)}, a class must have a name before its colon")
+    return Slo(metric=metric, percentile=_percentile(share, text), limit_s=limit_s, class_name=name)
 
 
 def parse_slos(texts: Iterable[str]) -> list[Slo]:
@@ -105,6 +117,7 @@ def judge(slo: Slo, sample: Sample, infinite: int) -> SloResult:
         limit_ms=slo.limit_s * 1000,
         value_ms=None if value_s is None else value_s * 1000,
         met=met,
+        class_name=slo.class_name,
     )
 
 

@@ -11,11 +11,19 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields, replace
 from itertools import compress
 from operator import eq, or_
-from typing import Any
 
+from servesim.classes import class_names, jain, normalized_latency_s, part
+from servesim.errors import InputError
+from servesim.features import offload_figures, overload_figures, speculation_figures
+from servesim.figures import ClassFigures as ClassFigures
+from servesim.figures import EngineFigures as EngineFigures
+from servesim.figures import RequestCounts as RequestCounts
+from servesim.figures import Summary as Summary
+from servesim.figures import Throughput as Throughput
+from servesim.figures import TokenCounts as TokenCounts
 from servesim.latency import LATENCIES, METRICS, Completed, late_gaps, pooled_gaps, token_events
 from servesim.pools import imbalance, stages_ms
 from servesim.records import Outcome, Run
@@ -23,109 +31,29 @@ from servesim.slo import Goodput, Slo, SloResult, judge
 from servesim.stats import Distribution, Sample, Tally, Values, describe, nearest_rank
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestCounts:
-    """Every request once: offered = completed + failed + rejected + unfinished.
-
-    `capped` (ended by a length limit) and `empty` (answered without a token) are parts of completed; warm-up requests
-    are outside everything.
-    """
-
-    offered: int
-    completed: int
-    failed: int
-    rejected: int
-    unfinished: int
-    capped: int
-    empty: int
-    warmup: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenCounts:
-    """Tokens of completed requests. `estimated`: those of `output` that were counted from events for want of a usage
-    report; `per_event`: output tokens per token event, above 1 where a server sends several at once."""
-
-    prompt: int
-    output: int
-    cached: int | None
-    estimated: int
-    per_event: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Throughput:
-    output_tokens_per_s: float | None
-    total_tokens_per_s: float | None
-    requests_per_s: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineFigures:
-    """What an engine says of itself; fractions of 1, None where the source cannot know."""
-
-    steps: int | None = None
-    mean_batch: float | None = None
-    kv_peak: float | None = None
-    kv_mean: float | None = None
-    preemptions: int | None = None
-    evictions: int | None = None
-    prefix_hit_rate: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """The figures of one run under the names of the JSON documents; None is unknown."""
-
-    source: str
-    partial: bool
-    requests: RequestCounts
-    attempts: int
-    tokens: TokenCounts
-    duration_s: float | None
-    throughput: Throughput
-    ttft_ms: Distribution | None
-    ttfo_ms: Distribution | None
-    tpot_ms: Distribution | None
-    itl_ms: Distribution | None
-    e2e_ms: Distribution | None
-    queue_ms: Distribution | None
-    lateness_ms: Distribution | None
-    ttft_from_planned_ms: Distribution | None
-    e2e_from_planned_ms: Distribution | None
-    prompt_tokens: Distribution | None
-    output_tokens: Distribution | None
-    errors: dict[str, int]
-    engine: EngineFigures
-    replicas: list[dict[str, Any]] | None  # None: one engine
-    imbalance: dict[str, dict[str, float | None]] | None  # by role
-    stages_ms: dict[str, Distribution | None] | None  # None: prefill and decode are not apart
-    link: dict[str, Any] | None
-    slo: list[SloResult] | None  # None: not asked
-    goodput: Goodput | None
-    warnings: list[str]
-    violations: list[str]
-    client: dict[str, Any] | None
-    server: dict[str, Any] | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the summary as a JSON object; what was not asked (`slo`) or has no source (`client`) is left out."""
-        document = asdict(self)
-        del document["partial"]  # a key of the document around it
-        for key in ("replicas", "imbalance", "stages_ms", "link", "slo", "goodput", "client", "server"):
-            if document[key] is None:
-                del document[key]
-        return document
-
-
 def summarize(run: Run, slos: Sequence[Slo] = ()) -> Summary:
-    """Return the summary of `run`, judged by `slos`. Sorts a few columns; never visits a token."""
+    """Return the summary of `run`, judged by `slos`. Sorts a few columns; never visits a token.
+
+    Raises `InputError` for an objective of a class that no request has.
+    """
+    return _summarize(run, slos).summary
+
+
+def _summarize(run: Run, slos: Sequence[Slo]) -> _Part:
     done = Completed(run)
     requests = _count_requests(run, done)
     tokens = _count_tokens(run, done)
     duration_s = _duration_s(run)
-    latencies, results, good = _judge_latencies(run, done, slos, requests.offered - requests.completed)
-    return Summary(
+    general = [slo for slo in slos if slo.class_name is None]
+    latencies, judged, good = _judge_latencies(run, done, general, requests.offered - requests.completed)
+    results = dict(zip(general, judged, strict=True))
+    parts = _summarize_parts(run, slos)
+    if len(general) < len(slos):
+        good = sum(one.good for one in parts)
+        for one in parts:
+            results |= one.results
+    classes = [_class_figures(one) for one in parts]
+    summary = Summary(
         source=run.source,
         partial=run.partial,
         requests=requests,
@@ -145,15 +73,59 @@ def summarize(run: Run, slos: Sequence[Slo] = ()) -> Summary:
         imbalance=imbalance(run.replicas),
         stages_ms=stages_ms(run),
         link=run.link,
-        slo=results if slos else None,
+        offload=offload_figures(run),
+        speculation=speculation_figures(run),
+        overload=overload_figures(run),
+        scaling=run.scaling,
+        usage=run.usage,
+        classes=classes or None,
+        fairness=jain(figures.normalized_latency_ms for figures in classes),
+        slo=[results[slo] for slo in slos] if slos else None,
         goodput=Goodput(requests_per_s=_ratio(good, duration_s), fraction=_ratio(good, requests.offered))
         if slos
         else None,
-        warnings=[*run.warnings, *_warnings(requests, results)],
+        warnings=[*run.warnings, *_warnings(requests, list(results.values()))],
         violations=list(run.violations),
         client=run.client,
         server=run.server,
         **{f"{name}_ms": distribution for name, distribution in latencies.items()},
+    )
+    return _Part(name=None, run=run, summary=summary, good=good, results=results)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """A run, or its requests of one class, summed up: how many kept what is asked of them, and how each was kept."""
+
+    name: str | None
+    run: Run
+    summary: Summary
+    good: int
+    results: dict[Slo, SloResult]
+
+
+def _summarize_parts(run: Run, slos: Sequence[Slo]) -> list[_Part]:
+    """Return every class of a run summed up, each judged by what is asked of all and what is asked of it."""
+    names = class_names(run)
+    for slo in slos:
+        if slo.class_name is not None and slo.class_name not in names:
+            raise InputError(f"slo of class {slo.class_name!r}, which no request has")
+    parts = []
+    for name in names:
+        own = {slo: slo for slo in slos if slo.class_name is None}
+        own |= {replace(slo, class_name=None): slo for slo in slos if name is not None and slo.class_name == name}
+        found = _summarize(part(run, name), list(own))
+        results = {own[slo]: replace(kept, class_name=name) for slo, kept in found.results.items()}
+        parts.append(replace(found, name=name, results={s: r for s, r in results.items() if s.class_name is not None}))
+    return parts
+
+
+def _class_figures(one: _Part) -> ClassFigures:
+    summary, latency_s = one.summary, normalized_latency_s(one.run)
+    return ClassFigures(
+        name=one.name,
+        normalized_latency_ms=None if latency_s is None else latency_s * 1000,
+        **{field.name: getattr(summary, field.name) for field in fields(ClassFigures) if hasattr(summary, field.name)},
     )
 
 

@@ -171,7 +171,8 @@ class Documents(unittest.TestCase):
         simulated = summary_document("simulate", {}, summarize(random_simulated(1)))
         real = summary_document("loadgen", {}, summarize(run))
         self.assertEqual(simulated["schema"], real["schema"])
-        self.assertEqual(list(simulated), list(real))
+        beside = {"overload"}  # only the simulated one has clients that came back
+        self.assertEqual([key for key in simulated if key not in beside], list(real))
 
     def test_the_names_that_others_build_on_are_there(self):
         summary = summary_document("simulate", {}, summarize(random_simulated(1), parse_slos(["ttft=1s"])))

@@ -54,6 +54,7 @@ def close_engine(engine: Engine) -> None:
         totals.kv_peak_blocks = max(log.kv_blocks)
         totals.kv_block_seconds = math.fsum(map(mul, log.kv_blocks, durations_s))
     totals.evictions = engine.pool.evictions
+    totals.wasted_tokens = engine.wasted_tokens
 
 
 def close_records(records: Records, workload: Workload, targets: array[int], live: set[int]) -> None:

@@ -164,6 +164,8 @@ def trace_lines(requests: Requests) -> Iterator[str]:
             row["priority"] = request.priority
         if request.class_name is not None:
             row["class"] = request.class_name
+        if request.adapter is not None:
+            row["adapter"] = request.adapter
         yield json.dumps(row) + "\n"
 
 

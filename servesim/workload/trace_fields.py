@@ -38,6 +38,7 @@ OPTIONAL_FIELDS = frozenset(
         "think_s",
         "priority",
         "class",
+        "adapter",
     }
 )
 _SHARING = frozenset({"prefix", "hash_ids", "content"})
@@ -66,6 +67,7 @@ class Extras(NamedTuple):
     think_s: float
     priority: int
     class_name: str | None
+    adapter: str | None
 
 
 def parse_tokens(row: Row, field: str) -> int:
@@ -102,6 +104,7 @@ def parse_extras(row: Row, prompt_tokens: int) -> Extras:
         think_s=_number(row, "think_s", MAX_SPAN_S) if "think_s" in given else 0.0,
         priority=_whole(row, "priority", -(2**31), 2**31) if "priority" in given else 0,
         class_name=_name(row, "class") if "class" in given else None,
+        adapter=_name(row, "adapter") if "adapter" in given else None,
     )
 
 

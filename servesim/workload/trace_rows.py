@@ -61,6 +61,7 @@ class TraceRows:
         self._think_s: dict[int, float] = {}
         self._priority: dict[int, int] = {}
         self._class: dict[int, str] = {}
+        self._adapter: dict[int, str] = {}
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -102,6 +103,8 @@ class TraceRows:
             requests.priority = array("q", (self._priority.get(row, 0) for row in order))
         if self._class:
             requests.class_names = [self._class.get(row) for row in order]
+        if self._adapter:
+            requests.adapters = [self._adapter.get(row) for row in order]
         contents = self._contents(requests, order)
         if any(contents):
             requests.content = renumber(contents)
@@ -172,6 +175,8 @@ class TraceRows:
             self._priority[row] = extras.priority
         if extras.class_name is not None:
             self._class[row] = extras.class_name
+        if extras.adapter is not None:
+            self._adapter[row] = extras.adapter
 
     def _add_turn(self, row: int, session: str, turn: int | None) -> None:
         turns = self._turns.get(session)

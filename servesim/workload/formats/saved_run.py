@@ -17,7 +17,7 @@ from servesim.workload.trace_fields import Row
 from servesim.workload.trace_file import TraceFile
 
 _REQUEST = '{"kind":"request"'
-_COPIED = ("id", "session", "turn", "think_s", "priority", "class")
+_COPIED = ("id", "session", "turn", "think_s", "priority", "class", "adapter")
 
 
 def _recognises(head: TraceHead) -> bool:
