@@ -404,10 +404,15 @@ class Engine(Admission):
         """Give back seats and blocks of sequences that are done, in the order of scheduling; say so to the workload."""
         block_size, pool, running, records = self.config.block_size, self.pool, self.running, self.records
         caching, outcome, output_tokens = self.config.prefix_caching, records.outcome, records.output_tokens
+        again: list[Sequence] = []
         self.blocked = False
         for sequence in sequences:
             computed = sequence.computed
             if sequence.state == WAITING:  # preempted while its last token was on its way
+                if self.hand_over is not None:  # its KV is wanted elsewhere, and gone: once more
+                    sequence.outputs = 0
+                    again.append(sequence)
+                    continue
                 self.waiting.remove(sequence)
             else:
                 if caching:
@@ -424,7 +429,7 @@ class Engine(Admission):
                     self.adapters.leave(sequence.index)
             outcome[sequence.index] = COMPLETED
             output_tokens[sequence.index] = sequence.target
-        self.door.left(sequences)
+        self.door.left([sequence for sequence in sequences if sequence not in again] if again else sequences)
 
     def _join_pieces(self, sequence: Sequence, step: int) -> None:
         """Undo the break in a sequence's tokens if it lost no step: it came back after one that took no time."""

@@ -102,7 +102,28 @@ class Disaggregation(Fleet):
         return False
 
     def _hear_decoder(self, replica: Replica, index: int, at: float, error: str | None) -> bool:
-        return super()._hear(replica, index, at, error)
+        """Hear of an answer that is complete, or of a request that ended at its decode engine."""
+        if error is None:
+            return super()._hear(replica, index, at, error)
+        replica.engine.incoming.pop(index, None)
+        comes_back = super()._hear(replica, index, at, error)
+        if comes_back:
+            self._forget(replica, index)
+        return comes_back
+
+    def _forget(self, replica: Replica, index: int) -> None:
+        """Strike what came of an attempt whose client will send its request again: prompt, transfer and answer."""
+        prompts, records = self.records, self._client_records
+        self.replicas[self.homes[index]].engine.wasted_tokens += self.workload.requests.prompt_tokens[index]
+        prompts.outcome[index] = Outcome.UNFINISHED
+        prompts.first[index] = prompts.last[index] = -1
+        prompts.preempted.pop(index, None)
+        prompts.pieces.pop(index, None)
+        for column in (self.prefill_end_s, self.link_start_s, self.transfer_end_s, prompts.admitted_s):
+            column[index] = math.nan
+        replica.engine.abandoned += [piece for piece in records.pieces.pop(index, []) if piece[0] >= 0]
+        records.first[index] = records.last[index] = -1
+        records.output_tokens[index] = 0
 
     def _hand_over_of(self, replica: Replica) -> Any:
         def hand_over(sequence: Sequence) -> None:
@@ -279,6 +300,7 @@ class Disaggregation(Fleet):
         """Bring what the prefill engines know of the requests into the client's records."""
         records.admitted_s = prompts.admitted_s
         records.cached_tokens = prompts.cached_tokens
+        records.attempts = prompts.attempts
         for index, outcome in enumerate(prompts.outcome):
             if outcome in (Outcome.FAILED, Outcome.REJECTED) and records.outcome[index] == Outcome.UNFINISHED:
                 records.outcome[index] = outcome

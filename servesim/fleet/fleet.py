@@ -57,7 +57,8 @@ class Fleet:
         self._replicas: list[Replica] = []
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._counter = 0
-        self._bounds: list[tuple[float, int]] = []  # (earliest finish, replica), not all of them still true
+        # (earliest finish, whether its engine cannot get there by itself, replica), not all of them still true.
+        self._bounds: list[tuple[float, bool, int]] = []
         self._bound: list[float] = []  # the true ones, by replica
         self._reactive = workload.reactive
         self._sent_blindly = False
@@ -100,12 +101,12 @@ class Fleet:
             due = self.workload.next_due()
             at = min(due, self._events[0][0]) if self._events else due
             bound = self._least_bound()
-            if bound < min(at, until):
-                replica = self._replicas[heappop(self._bounds)[1]]
-                limit = min(at, until, self._least_bound()) if self._reactive else min(at, until)
-                before_s = replica.engine.now
-                self._run(replica, max(limit, math.nextafter(bound, math.inf)))
-                if replica.engine.now > before_s:
+            if bound < until and (bound < at or (bound == at < math.inf and not self._bounds[0][1])):
+                replica = self._replicas[heappop(self._bounds)[2]]
+                limit = min(at, until)
+                if self._reactive and bound < at:
+                    limit = max(min(limit, self._least_bound()), math.nextafter(bound, math.inf))
+                if self._run(replica, limit):
                     still = 0
                 continue
             if at >= until or at == math.inf:
@@ -136,7 +137,7 @@ class Fleet:
 
     def _standstill(self) -> RunError:
         for replica in self._replicas:
-            for index in replica.engine.live_indices():
+            for index in (*replica.engine.live_indices(), *replica.mailbox.pending()):
                 return RunError(
                     f"request {self.workload.requests.id(index)} on replica {replica.number} ({replica.name}) gets no "
                     f"further: {self._patience:,} events, and the time is still {self.now:g} s"
@@ -153,23 +154,31 @@ class Fleet:
         if replica.engine.now < time:
             replica.engine.advance(time)
 
-    def _run(self, replica: Replica, until: float) -> None:
+    def _run(self, replica: Replica, until: float) -> bool:
+        """Let a replica's engine run every step that starts before `until`; return whether there was any."""
+        before_s = replica.engine.now
         replica.engine.advance(until)
-        self.reschedule(replica)
+        moved = replica.engine.now > before_s
+        self.reschedule(replica, rests=not moved)
+        return moved
 
-    def reschedule(self, replica: Replica) -> None:
-        """Ask a replica anew how early it may finish something."""
+    def reschedule(self, replica: Replica, *, rests: bool = False) -> None:
+        """Ask a replica anew how early it may finish something; `rests`: it was just asked to run, and did not."""
         bound = replica.engine.earliest_finish()
         self._bound[replica.number] = bound
         if bound < math.inf:
-            heappush(self._bounds, (bound, replica.number))
+            heappush(self._bounds, (bound, rests or replica.engine.now >= bound, replica.number))
         if len(self._bounds) > 8 * len(self._replicas) + 64:
-            self._bounds = [(bound, number) for number, bound in enumerate(self._bound) if bound < math.inf]
+            self._bounds = [
+                (bound, replica.engine.now >= bound, replica.number)
+                for replica, bound in zip(self._replicas, self._bound, strict=True)
+                if bound < math.inf
+            ]
             heapify(self._bounds)
 
     def _least_bound(self) -> float:
         bounds = self._bounds
-        while bounds and self._bound[bounds[0][1]] != bounds[0][0]:
+        while bounds and self._bound[bounds[0][2]] != bounds[0][0]:
             heappop(bounds)
         return bounds[0][0] if bounds else math.inf
 

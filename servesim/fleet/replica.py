@@ -44,6 +44,10 @@ class Mailbox(Workload):
         self._next = bisect_right(self._due, now, first)
         return self._index[first : self._next]
 
+    def pending(self) -> array[int]:
+        """Return the requests that have not been let in yet."""
+        return self._index[self._next :]
+
     def finished(self, index: int, at: float, error: str | None = None) -> bool:
         return self._finished(self.replica, index, at, error)
 
