@@ -46,6 +46,10 @@ class Sample(Protocol):
         """Return the value of the given rank, 1 the smallest, `count` the largest."""
         ...
 
+    def up_to(self, value: float) -> int:
+        """Return how many values are at most `value`."""
+        ...
+
 
 class Values:
     """A list of floats, which it takes over and sorts; NaN is an unknown value and left out."""
@@ -70,6 +74,9 @@ class Values:
     def at(self, rank: int) -> float:
         return self._ordered[rank - 1]
 
+    def up_to(self, value: float) -> int:
+        return bisect_right(self._ordered, value)
+
 
 class Tally:
     """Few distinct values, each with how often it occurred."""
@@ -90,6 +97,10 @@ class Tally:
 
     def at(self, rank: int) -> float:
         return self._values[bisect_left(self._ranks, rank)]
+
+    def up_to(self, value: float) -> int:
+        place = bisect_right(self._values, value)
+        return self._ranks[place - 1] if place else 0
 
 
 class Weighted:
@@ -129,6 +140,9 @@ class Weighted:
             else:
                 low = middle + 1
         return _float(low)
+
+    def up_to(self, value: float) -> int:
+        return sum(weight * bisect_right(values, value) for weight, values in self._groups.items())
 
 
 def _order(value: float) -> int:
