@@ -1,0 +1,198 @@
+"""A figure: panels on their axes with a legend and a caption, and the two ways to show it: in a page, or as one SVG.
+
+In a page every panel is an SVG as wide as its place, with labels in the page's own letters. As a picture of its own the
+panels stand at fixed places. Both show the same marks. What the marks mean is the business of the modules that draw.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from servesim.report.axes import Axis
+from servesim.report.style import PICTURE_STYLE
+from servesim.report.svg import HEIGHT, WIDTH, Point, element, escape, percent, plain, text
+
+LEFT, RIGHT, TOP, BOTTOM, BOTTOM_TITLED = 58, 18, 26, 20, 42  # pixels around a plot: labels of its axes
+PICTURE_WIDTH = 960
+CAPTION_COLUMNS = 140
+SWATCHES = ("line", "area", "dot", "square", "stem", "bar")
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One entry of a legend: the classes of a mark, how it is shown (one of SWATCHES), and what it is."""
+
+    classes: str
+    swatch: str
+    label: str
+
+
+@dataclass(slots=True)
+class Panel:
+    """One plot: its axes, and the marks and notes that were put on it."""
+
+    x: Axis
+    y: Axis
+    height_px: int = 120
+    titled: bool = True  # whether the x axis tells its quantity; of stacked panels only the last one does
+    rows: bool = False  # y ticks are names of rows: no grid line, labels at the middle of each
+    marks: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def point(self, x: float, y: float) -> Point:
+        """Return the place of a value in the plot's coordinates."""
+        return round(self.x.share(x) * WIDTH), HEIGHT - round(self.y.share(y) * HEIGHT)
+
+    def mark(self, path: str, classes: str) -> None:
+        """Put a path on the plot, if it is not empty."""
+        if path:
+            self.marks.append(element("path", d=path, class_=classes))
+
+    def level(self, value: float, label: str, classes: str = "limit") -> None:
+        """Draw a horizontal line at `value` with its label above, if it is on the axis."""
+        if self.y.low <= value <= self.y.high:
+            y = percent(1 - self.y.share(value))
+            above = "-.45em" if self.y.share(value) < 0.85 else "1.15em"
+            self.notes.append(element("line", x1="0", x2="100%", y1=y, y2=y, class_=classes))
+            self.notes.append(text(label, "100%", y, dx="-4", dy=above, text_anchor="end", class_="note"))
+
+    def upright(self, value: float, label: str, classes: str = "limit", *, row: int = 0) -> None:
+        """Draw a vertical line at `value` with its label at the top, in line `row` of labels, if it is on the axis."""
+        if self.x.low <= value <= self.x.high:
+            x, left = percent(self.x.share(value)), self.x.share(value) > 0.7
+            self.notes.append(element("line", x1=x, x2=x, y1="0", y2="100%", class_=classes))
+            self.write(label, value, None, left=left, row=row)
+
+    def write(self, label: str, x: float, y: float | None, *, left: bool = False, row: int = 0) -> None:
+        """Write `label` beside a place: right of it, or left; at the top in line `row` where y is None."""
+        at_y = "0" if y is None else percent(1 - self.y.share(y))
+        down = f"{1.1 + 1.25 * row:g}em" if y is None else f"{-0.6 + 1.25 * row:g}em"
+        anchor = "end" if left else "start"
+        self.notes.append(
+            text(label, percent(self.x.share(x)), at_y, dx="-6" if left else "6", dy=down, text_anchor=anchor,
+                 class_="note")
+        )  # fmt: skip
+
+    @property
+    def outer_height_px(self) -> int:
+        return TOP + self.height_px + (BOTTOM_TITLED if self.titled else BOTTOM)
+
+    def body(self) -> str:
+        """Return the content of the plot's SVG, in percentages of its size, labels outside it."""
+        parts = [element("rect", width="100%", height="100%", class_="ground")]
+        for number, tick in enumerate(self.x.ticks):
+            x = percent(tick.share)
+            parts.append(element("line", x1=x, x2=x, y1="0", y2="100%", class_="grid"))
+            other = " other" if number % 2 else ""
+            parts.append(text(tick.label, x, "100%", dy="1.35em", text_anchor="middle", class_=f"tick{other}"))
+        for tick in self.y.ticks:
+            y = percent(1 - tick.share)
+            if not self.rows:
+                parts.append(element("line", x1="0", x2="100%", y1=y, y2=y, class_="grid"))
+            parts.append(text(tick.label, "0", y, dx="-7", dy=".33em", text_anchor="end", class_="tick"))
+        box = {"viewBox": f"0 0 {WIDTH} {HEIGHT}", "preserveAspectRatio": "none"}
+        if self.marks:
+            parts.append(element("svg", "".join(self.marks), **box, width="100%", height="100%", class_="marks"))
+        parts.append(element("rect", width="100%", height="100%", class_="frame"))
+        parts += self.notes
+        parts.append(text(self.y.title, "0", "0", dx="-50", dy="-.7em", class_="title"))
+        if self.titled:
+            parts.append(text(self.x.title, "100%", "100%", dy="2.75em", text_anchor="end", class_="title"))
+        return "".join(parts)
+
+
+@dataclass(slots=True)
+class Figure:
+    """Panels that tell one thing."""
+
+    name: str  # by which it can be asked for
+    title: str
+    caption: str
+    panels: list[Panel]
+    keys: list[Key] = field(default_factory=list)
+    columns: int = 1
+
+    def html(self) -> str:
+        """Return the figure as a part of a page."""
+        panels = "".join(self._panel_html(panel) for panel in self.panels)
+        keys = "".join(element("li", _swatch(key) + escape(key.label)) for key in self.keys)
+        return element(
+            "figure",
+            element("h2", escape(self.title))
+            + element("figcaption", escape(self.caption))
+            + (element("ul", keys, class_="legend") if keys else "")
+            + element("div", panels, class_=f"panels columns{self.columns}"),
+            id=self.name,
+        )
+
+    def _panel_html(self, panel: Panel) -> str:
+        label = f"{self.title}: {panel.y.title} against {panel.x.title}"
+        plot = element("svg", panel.body(), width="100%", height=panel.height_px, role="img", aria_label=plain(label))
+        return element("div", plot, class_="panel" if panel.titled else "panel stacked")
+
+    def svg(self, width: int = PICTURE_WIDTH, top: int = 0) -> tuple[str, int]:
+        """Return the figure as SVG content from `top` downward, and its height in pixels."""
+        y = top + 26
+        parts = [text(self.title, "12", f"{y}", class_="heading")]
+        for line in textwrap.wrap(self.caption, CAPTION_COLUMNS):
+            y += 17
+            parts.append(text(line, "12", f"{y}", class_="caption"))
+        x = 12
+        if self.keys:
+            y += 24
+        for key in self.keys:
+            room = 34 + 7 * len(key.label)
+            if x + room > width and x > 12:
+                x, y = 12, y + 20
+            parts.append(element("g", _swatch(key), transform=f"translate({x} {y - 11})"))
+            parts.append(text(key.label, f"{x + 30}", f"{y}", class_="caption"))
+            x += room + 14
+        y += 14
+        outer = width // self.columns
+        for start in range(0, len(self.panels), self.columns):
+            row = self.panels[start : start + self.columns]
+            for column, panel in enumerate(row):
+                place = {"x": column * outer + LEFT, "y": y + TOP, "width": outer - LEFT - RIGHT}
+                parts.append(
+                    element("svg", panel.body(), **place, height=panel.height_px, overflow="visible", class_="plot")
+                )
+            y += max(panel.outer_height_px for panel in row)
+        return "".join(parts), y + 12 - top
+
+
+def picture(figures: Sequence[Figure], title: str, width: int = PICTURE_WIDTH) -> str:
+    """Return one SVG document with all `figures`, one below the other."""
+    parts, top = [], 0
+    for figure in figures:
+        content, height = figure.svg(width, top)
+        parts.append(content)
+        top += height
+    size = {"width": width, "height": max(top, 40), "viewBox": f"0 0 {width} {max(top, 40)}"}
+    return (
+        element(
+            "svg",
+            element("title", escape(title))
+            + element("style", PICTURE_STYLE)
+            + element("rect", width="100%", height="100%", class_="page")
+            + "".join(parts),
+            xmlns="http://www.w3.org/2000/svg",
+            **size,
+        )
+        + "\n"
+    )
+
+
+def _swatch(key: Key) -> str:
+    """Return a small picture of a mark for a legend, 24 x 14 pixels."""
+    path = {
+        "line": "M1 7H23",
+        "area": "M1 13V7H23V13Z",
+        "dot": "M12 7h0",
+        "square": "M12 7h0",
+        "stem": "M12 14V4",
+        "bar": "M1 7H23",
+    }[key.swatch]
+    mark = element("path", d=path, class_=key.classes)
+    return element("svg", mark, width=24, height=14, viewBox="0 0 24 14", class_="swatch", aria_hidden="true")
