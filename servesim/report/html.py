@@ -1,0 +1,144 @@
+"""The page that an engineer attaches to an incident: one file, nothing loaded, nothing to run.
+
+The summary first, in figures and in tables, then what went wrong in its own words, then the pictures, then the
+configuration from which it can be run again. Every text that came from a server, a trace or a file is shown as it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+
+from servesim import __version__
+from servesim.report.figure import Figure
+from servesim.report.load import failures_of
+from servesim.report.material import Grid, Material, NamedRun
+from servesim.report.style import PAGE_STYLE
+from servesim.report.svg import element, escape
+from servesim.report.tables import Table, engine_table, grid_table, key_figures, latency_table, outcome_table
+from servesim.report.text import slo_text
+from servesim.runfile import finite
+from servesim.summary import Summary
+
+FAILURES = 20  # kinds of failure that are listed, the most frequent
+
+
+def page(material: Material, figures: Sequence[Figure]) -> Iterator[str]:
+    """Yield the page in pieces, in order."""
+    yield "<!doctype html>\n"
+    yield '<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+    yield '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
+    yield "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
+    yield '<meta name="generator" content="servesim">\n'
+    yield f"<title>{escape(material.title)}</title>\n<style>{PAGE_STYLE}</style>\n</head>\n<body>\n"
+    yield element("h1", escape(material.title)) + "\n"
+    yield element("p", escape(_subtitle(material))) + "\n"
+    yield from (_said(note) for note in material.notes)
+    yield from _summaries(material)
+    for figure in figures:
+        yield figure.html() + "\n"
+    yield from _configurations(material)
+    yield element("footer", f"servesim {escape(__version__)}. Percentiles are nearest rank; unknown is -.") + "\n"
+    yield "</body>\n</html>\n"
+
+
+def table_html(table: Table, classes: str = "") -> str:
+    """Return a table that scrolls by itself where the page is too narrow for it."""
+    head = element("tr", "".join(_cell("th", cell, place, table) for place, cell in enumerate(table.columns)))
+    rows = "".join(
+        element(
+            "tr",
+            "".join(_cell("td", cell, place, table) for place, cell in enumerate(row)),
+            class_="knee" if number == table.marked else None,
+        )
+        for number, row in enumerate(table.rows)
+    )
+    title = element("h3", escape(table.title)) if table.title else ""
+    body = element("table", element("thead", head) + element("tbody", rows), class_=classes or None)
+    return title + element("div", body, class_="scroll", tabindex="0", role="region", aria_label="table") + "\n"
+
+
+def _cell(name: str, content: str, place: int, table: Table) -> str:
+    wide = "wide" if place in table.wide else None
+    return element(name, escape(content) or " ", class_=wide, scope="col" if name == "th" else None)
+
+
+def _subtitle(material: Material) -> str:
+    told = []
+    for named in material.runs:
+        told.append(f"{named.name}: {_whose(named)}" if len(material.runs) > 1 else _whose(named))
+    told += [f"{grid.name}: {grid.command}, {len(grid.rows):,} rows" for grid in material.grids]
+    return "; ".join(told)
+
+
+def _whose(named: NamedRun) -> str:
+    config = named.run.config
+    told = [named.run.source, *(str(config[key]) for key in ("model", "hardware", "url") if config.get(key))]
+    return ", ".join(told)
+
+
+def _said(text: str, label: str = "", *, bad: bool = False) -> str:
+    strong = element("b", escape(label)) if label else ""
+    return element("p", strong + escape(text), class_="said bad" if bad else "said") + "\n"
+
+
+def _summaries(material: Material) -> Iterator[str]:
+    runs = material.runs
+    if len(runs) == 1:
+        cells = "".join(_key_figure(*each) for each in key_figures(runs[0].summary))
+        yield element("dl", cells, class_="figures") + "\n"
+    for named in runs:
+        yield from _verdicts(named, several=len(runs) > 1)
+    if runs:
+        yield table_html(outcome_table(runs))
+        yield table_html(latency_table(runs))
+        if (engine := engine_table(runs)) is not None:
+            yield table_html(engine)
+    for named in runs:
+        yield from _failures(named, several=len(runs) > 1)
+    for grid in material.grids:
+        yield table_html(grid_table(grid))
+
+
+def _key_figure(label: str, value: str, beside: str) -> str:
+    told = element("dd", escape(value) + element("small", escape(beside)))
+    return element("div", element("dt", escape(label)) + told)
+
+
+def _verdicts(named: NamedRun, *, several: bool) -> Iterator[str]:
+    """Yield the objectives with how they were kept, warnings, broken laws."""
+    summary: Summary = named.summary
+    who = f"{named.name}: " if several else ""
+    for result in summary.slo or ():
+        verdict = {True: "met", False: "missed", None: ""}[result.met]
+        told = element("span", escape(f"{who}{slo_text(result)}"), class_=verdict or None)
+        yield element("p", element("b", "objective") + told, class_="said" if result.met else "said bad") + "\n"
+    if summary.partial:
+        yield _said(f"{who}the run ended early", "partial", bad=True)
+    for text in summary.warnings:
+        yield _said(f"{who}{text}", "warning")
+    for text in summary.violations:
+        yield _said(f"{who}{text}", "law broken", bad=True)
+
+
+def _failures(named: NamedRun, *, several: bool) -> Iterator[str]:
+    failures = failures_of(named.run)
+    if not failures:
+        return
+    rows: list[Sequence[str]] = [(f"{count:,}", kind, message or "-") for (kind, message), count in failures[:FAILURES]]
+    if len(failures) > FAILURES:
+        rows.append((f"{sum(count for _, count in failures[FAILURES:]):,}", "others", "-"))
+    who = f" of {named.name}" if several else ""
+    yield table_html(
+        Table(title=f"Failed and rejected requests{who}", columns=("requests", "kind", "message"), rows=rows), "words"
+    )
+
+
+def _configurations(material: Material) -> Iterable[str]:
+    owners: list[NamedRun | Grid] = [*material.runs, *material.grids]
+    for owner in owners:
+        config = owner.run.config if isinstance(owner, NamedRun) else owner.config
+        told = json.dumps(finite(dict(config)), indent=1, ensure_ascii=True)
+        lines = "\n".join(escape(line) for line in told.splitlines())
+        summary = f"Configuration of {owner.name} ({owner.command}, servesim {owner.version})"
+        yield element("details", element("summary", escape(summary)) + element("pre", lines)) + "\n"

@@ -1,0 +1,109 @@
+"""Every form that a report can take, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from servesim.errors import InputError
+from servesim.report.chrome_trace import chrome_trace
+from servesim.report.csv import to_csv
+from servesim.report.documents import document, to_json
+from servesim.report.figure import picture
+from servesim.report.figures import FIGURES, draw
+from servesim.report.html import page
+from servesim.report.markdown import markdown
+from servesim.report.material import Material
+from servesim.report.prometheus import metric_page
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renderer:
+    """One form: `render` yields its text in pieces, given the material and the names of the figures it may show."""
+
+    render: Callable[[Material, Sequence[str]], Iterable[str]]
+    suffixes: tuple[str, ...]  # of files that are written in it without being asked
+    summary: str
+    drawn: bool = False  # whether it shows figures
+
+
+def _html(material: Material, names: Sequence[str]) -> Iterator[str]:
+    return page(material, draw(material, names))
+
+
+def _svg(material: Material, names: Sequence[str]) -> Iterator[str]:
+    figures = draw(material, names)
+    if not figures:
+        raise InputError("nothing to draw: no run took any time, and no grid has a curve")
+    yield picture(figures, material.title)
+
+
+def _prometheus(material: Material, _: Sequence[str]) -> Iterator[str]:
+    yield metric_page(material)
+
+
+def _json(material: Material, _: Sequence[str]) -> Iterator[str]:
+    runs = [
+        {
+            "name": named.name,
+            "path": named.path,
+            "command": named.command,
+            "partial": named.summary.partial,
+            "config": named.run.config,
+            **named.summary.as_dict(),
+        }
+        for named in material.runs
+    ]
+    grids = [
+        {
+            "name": grid.name,
+            "path": grid.path,
+            "command": grid.command,
+            "partial": grid.partial,
+            "config": dict(grid.config),
+            "rows": [dict(row) for row in grid.rows],
+            "knee": grid.knee,
+        }
+        for grid in material.grids
+    ]
+    config = {"hardware": material.hardware, "model": material.model, "files": [each["path"] for each in runs + grids]}
+    partial = any(each["partial"] for each in runs + grids)
+    yield to_json(document("report", config, {"title": material.title, "runs": runs, "grids": grids}, partial=partial))
+
+
+RENDERERS: dict[str, Renderer] = {
+    "html": Renderer(
+        render=_html, suffixes=(".html", ".htm"), summary="one self-contained page: summary and pictures", drawn=True
+    ),
+    "svg": Renderer(render=_svg, suffixes=(".svg",), summary="the pictures alone, one below the other", drawn=True),
+    "csv": Renderer(
+        render=lambda material, _: to_csv(material),
+        suffixes=(".csv",),
+        summary="one row a request, or a row of a sweep, for a spreadsheet",
+    ),
+    "markdown": Renderer(
+        render=lambda material, _: markdown(material),
+        suffixes=(".md", ".markdown"),
+        summary="the summary's tables, for a ticket",
+    ),
+    "prometheus": Renderer(
+        render=_prometheus, suffixes=(".prom",), summary="a metric page with vLLM's histogram bounds"
+    ),
+    "chrome-trace": Renderer(
+        render=lambda material, _: chrome_trace(material),
+        suffixes=(),
+        summary="trace events: requests on lanes, steps, counters; opens in Perfetto",
+    ),
+    "json": Renderer(render=_json, suffixes=(".json",), summary="the summaries as one document"),
+}
+"""Each form by the name that `--format` takes."""
+
+ALL_FIGURES = tuple(FIGURES)
+
+
+def format_of(path: str | None) -> str:
+    """Return the form in which a file called `path` is written, html where its name does not say."""
+    for name, renderer in RENDERERS.items():
+        if path is not None and path.lower().endswith(renderer.suffixes or ("\0",)):
+            return name
+    return "html"

@@ -1,0 +1,158 @@
+"""The tables of a report, one for every form that shows tables: a page, Markdown.
+
+Cells are text, unknown is `-`. How a table looks is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from servesim.report.material import Grid, NamedRun, number_at, shown_value
+from servesim.report.text import percent
+from servesim.stats import Distribution
+from servesim.summary import EngineFigures, Summary
+from servesim.units import format_duration, format_ms, format_number
+
+PERCENTILES = ("mean", "p50", "p90", "p95", "p99", "max")
+LATENCIES = ("ttft", "ttfo", "tpot", "itl", "e2e", "queue", "lateness")
+
+
+@dataclass(slots=True, kw_only=True)
+class Table:
+    """Rows under columns, the first column the name of a row."""
+
+    title: str = ""
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]] = ()
+    wide: tuple[int, ...] = ()  # columns that a narrow page may leave out
+    marked: int | None = None  # the row that matters most
+
+
+def key_figures(summary: Summary) -> list[tuple[str, str, str]]:
+    """Return (label, figure, what stands beside it) of what a person looks at first."""
+    requests, throughput, engine = summary.requests, summary.throughput, summary.engine
+    lost = requests.failed + requests.rejected + requests.unfinished
+    told = [
+        ("completed", f"{requests.completed:,}", f"of {requests.offered:,}" + (f", {lost:,} lost" if lost else "")),
+        ("duration", format_duration(summary.duration_s), f"{format_number(throughput.requests_per_s, 2)} requests/s"),
+        (
+            "output tokens/s",
+            format_number(throughput.output_tokens_per_s),
+            f"{format_number(throughput.total_tokens_per_s)} in all",
+        ),
+        ("TTFT p50", _ms(summary.ttft_ms, "p50"), f"p95 {_ms(summary.ttft_ms, 'p95')}"),
+        ("TPOT p50", _ms(summary.tpot_ms, "p50"), f"p95 {_ms(summary.tpot_ms, 'p95')}"),
+        ("E2E p50", _ms(summary.e2e_ms, "p50"), f"p95 {_ms(summary.e2e_ms, 'p95')}"),
+    ]
+    if engine.kv_peak is not None:
+        told.append(("KV cache peak", percent(engine.kv_peak), f"mean {percent(engine.kv_mean)}"))
+    if engine.preemptions is not None:
+        told.append(("preemptions", f"{engine.preemptions:,}", f"mean batch {format_number(engine.mean_batch)}"))
+    if summary.goodput is not None:
+        told.append(
+            ("goodput", percent(summary.goodput.fraction), f"{format_number(summary.goodput.requests_per_s, 2)} req/s")
+        )
+    return told
+
+
+def outcome_table(runs: Sequence[NamedRun]) -> Table:
+    """Return what was offered and what became of it, one run a row."""
+    columns = ("run", "offered", "completed", "failed", "rejected", "unfinished", "output tok/s", "req/s", "duration")
+    rows = []
+    for named in runs:
+        requests, throughput = named.summary.requests, named.summary.throughput
+        counts = (requests.offered, requests.completed, requests.failed, requests.rejected, requests.unfinished)
+        rows.append(
+            (
+                named.name,
+                *(f"{count:,}" for count in counts),
+                format_number(throughput.output_tokens_per_s),
+                format_number(throughput.requests_per_s, 2),
+                format_duration(named.summary.duration_s),
+            )
+        )
+    return Table(title="Requests", columns=columns, rows=rows, wide=(5, 8))
+
+
+def latency_table(runs: Sequence[NamedRun]) -> Table:
+    """Return the latencies in ms; of several runs, one row each below its metric."""
+    rows = []
+    for metric in LATENCIES:
+        for named in runs:
+            distribution: Distribution | None = getattr(named.summary, f"{metric}_ms")
+            if _is_noise(metric, named.summary, distribution):
+                continue
+            name = f"{metric}, {named.name}" if len(runs) > 1 else metric
+            cells = (_at(distribution, percentile) for percentile in PERCENTILES)
+            rows.append((name, *(format_number(cell) for cell in cells)))
+    return Table(title="Latency, ms", columns=("metric", *PERCENTILES), rows=rows, wide=(3,))
+
+
+def engine_table(runs: Sequence[NamedRun]) -> Table | None:
+    """Return what the engines say of themselves; None where none says anything."""
+    if all(named.summary.engine == EngineFigures() for named in runs):
+        return None
+    figures: list[tuple[str, Callable[[EngineFigures], str]]] = [
+        ("steps", lambda engine: _count(engine.steps)),
+        ("mean batch", lambda engine: format_number(engine.mean_batch)),
+        ("KV peak", lambda engine: percent(engine.kv_peak)),
+        ("KV mean", lambda engine: percent(engine.kv_mean)),
+        ("preemptions", lambda engine: _count(engine.preemptions)),
+        ("evictions", lambda engine: _count(engine.evictions)),
+        ("prefix hits", lambda engine: percent(engine.prefix_hit_rate)),
+    ]
+    rows = [(named.name, *(read(named.summary.engine) for _, read in figures)) for named in runs]
+    return Table(title="Engine", columns=("run", *(name for name, _ in figures)), rows=rows, wide=(1, 6))
+
+
+def grid_table(grid: Grid) -> Table:
+    """Return a row for each row of a grid: where it was made, throughput, latencies, how the cache fared."""
+    figures: list[tuple[str, tuple[str, ...], int]] = [
+        ("output tok/s", ("throughput", "output_tokens_per_s"), 1),
+        ("TTFT p50, ms", ("ttft_ms", "p50"), 1),
+        ("TTFT p95", ("ttft_ms", "p95"), 1),
+        ("TPOT p95", ("tpot_ms", "p95"), 1),
+        ("E2E mean", ("e2e_ms", "mean"), 1),
+        ("mean batch", ("engine", "mean_batch"), 1),
+        ("preemptions", ("engine", "preemptions"), 0),
+    ]
+    rows = [
+        (
+            *(shown_value(row.get(key)) for key in grid.swept or ("run",)),
+            *(format_number(number_at(row, *path), digits) for _, path, digits in figures),
+        )
+        for row in grid.rows
+    ]
+    swept = [key.replace("_", " ") for key in grid.swept] or ["run"]
+    title = f"{grid.name}: {grid.command}" + (" (partial)" if grid.partial else "")
+    if grid.knee is not None:
+        title += "; the knee is marked"
+    first = len(swept)
+    columns = (*swept, *(name for name, _, _ in figures))
+    return Table(title=title, columns=columns, rows=rows, wide=(first + 1, first + 5), marked=grid.knee)
+
+
+def _is_noise(metric: str, summary: Summary, distribution: Distribution | None) -> bool:
+    """Return whether a row would say nothing: all of it unknown, zero, or the same as the metric it refines."""
+    if distribution is None:
+        return metric not in ("ttft", "tpot", "itl", "e2e")
+    if metric == "lateness":
+        return (distribution.min, distribution.max) == (0.0, 0.0)
+    return metric == "ttfo" and distribution == summary.ttft_ms
+
+
+def _at(distribution: Distribution | None, name: str) -> float | None:
+    return None if distribution is None else getattr(distribution, name)
+
+
+def _ms(distribution: Distribution | None, name: str) -> str:
+    """Return a latency as a person would say it: `43.6 ms`, `17.68 s`."""
+    value_ms = _at(distribution, name)
+    if value_ms is None or value_ms < 10_000:
+        return format_ms(value_ms)
+    return format_duration(value_ms / 1000)
+
+
+def _count(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
