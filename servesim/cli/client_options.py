@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from servesim.cli.load_options import SLO, TRACE, WORKLOAD
-from servesim.cli.options import CONFIG, JSON, OUTPUT, QUIET, SAVE
+from servesim.cli.options import CONFIG, JSON, OUTPUT, PLOT, QUIET, SAVE
 from servesim.cli.parser import Group, Option
 from servesim.client.flavour import API_FLAVOURS
 from servesim.client.spec import LOAD_CHECKS, SEARCHED, LoadSpec
@@ -68,7 +68,7 @@ CLIENT_GROUPS = (
     Group(WORKLOAD.title, tuple(option for option in WORKLOAD.options if option.key not in NOT_ON_THE_WIRE)),
     TRACE,
     MEASUREMENT,
-    Group("output", (SLO, JSON, OUTPUT, SAVE, CONFIG, QUIET)),
+    Group("output", (SLO, JSON, OUTPUT, SAVE, PLOT, CONFIG, QUIET)),
 )
 
 

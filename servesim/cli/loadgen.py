@@ -13,7 +13,7 @@ from servesim.cli.load_options import workload_spec
 from servesim.cli.load_plan import make_plan, point_label, probe_label
 from servesim.cli.load_work import Work
 from servesim.cli.options import gather
-from servesim.cli.output import result_to
+from servesim.cli.output import ascii_only, check_plot, result_to
 from servesim.cli.parser import Parser
 from servesim.client.scan import make_scan
 from servesim.console import Console
@@ -22,6 +22,7 @@ from servesim.report.documents import document, summary_document, sweep_document
 from servesim.report.load import FoundLoad, load_json, load_text, spread_json, spread_text, target_text
 from servesim.report.scan import scan_json, scan_text
 from servesim.report.sweep import sweep_text
+from servesim.report.terminal import plot_rows, plot_run
 from servesim.report.text import summary_text
 from servesim.summary import Summary
 
@@ -55,7 +56,9 @@ def run(argv: Sequence[str]) -> int:
     flags = parser.read(argv)
     if flags is None:
         return 0
-    plan = make_plan(parser, gather(parser, flags))
+    values = gather(parser, flags)
+    check_plot(values)
+    plan = make_plan(parser, values)
     console = Console(quiet=plan.values.get("quiet", False))
     with ExitStack() as stack:
         write = stack.enter_context(result_to(plan.values.get("output")))
@@ -80,6 +83,8 @@ def _single(work: Work) -> tuple[str, int]:
         text = target_text(run) + summary_text(summary) + load_text(run, summary)
         if len(repeats) > 1:
             text += spread_text(repeats)
+        if work.plan.values.get("plot"):
+            text += "\n" + plot_run(run, ascii_only=ascii_only(work.plan.values.get("output")))
     _warn(work, [summary])
     return text, _code(work, repeats, missed=any(_missed(each) for each in repeats))
 
@@ -123,6 +128,8 @@ def _rows(work: Work) -> tuple[str, int]:
         text = to_json(told)
     else:
         text = scan_text(scan) if scan is not None else sweep_text(points, summaries, at)
+        if plan.values.get("plot"):
+            text += "\n" + plot_rows(points, summaries, at, ascii_only=ascii_only(plan.values.get("output")))
     _warn(work, summaries, always=True)
     whole = len(summaries) == len(plan.points) and not runs[-1].partial
     if not whole:
@@ -180,6 +187,8 @@ def _search(work: Work) -> tuple[str, int]:
         text = report.text()
         if found.result is not None:
             text += "\n" + summary_text(found.result[1]) + load_text(*found.result)
+            if plan.values.get("plot"):
+                text += "\n" + plot_run(found.result[0], ascii_only=ascii_only(plan.values.get("output")))
     return text, int(partial or found.load is None)
 
 

@@ -164,6 +164,7 @@ CONFIG = Option("--config", "config_file", "take every option from a document se
 LIKE = Option("--like", "like", "start from a run that loadgen measured: its server and its load", text, "RUN")
 JSON = Option("--json", "json", "print one JSON document instead of text")
 OUTPUT = Option("--output", "output", "write the result to FILE, whole or not at all", text, "FILE", aliases=("-o",))
+PLOT = Option("--plot", "plot", "draw it below the text: sparklines and a histogram, or bars of the rows")
 QUIET = Option("--quiet", "quiet", "no progress, no notes, no warnings on stderr")
 SAVE = Option("--save", "save", "save every request's record to FILE (JSON lines)", text, "FILE")
 TOKEN_TIMES = Option("--token-times", "token_times", "with --save: also the time of every token")

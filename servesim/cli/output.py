@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from servesim.console import OutputFile
-from servesim.errors import RunError
+from servesim.errors import InputError, RunError
 
 
 @contextmanager
@@ -21,3 +22,15 @@ def result_to(path: str | None) -> Iterator[Callable[[str], object]]:
     with OutputFile(path) as file:
         yield file.write
         file.commit()
+
+
+def check_plot(values: Mapping[str, Any]) -> None:
+    """Refuse a picture in characters inside a JSON document."""
+    if values.get("plot") and values.get("json"):
+        raise InputError("--plot draws into the text; leave out --json, or ask servesim report for pictures")
+
+
+def ascii_only(path: str | None) -> bool:
+    """Return whether the result must do without block characters: stdout says that it cannot write them."""
+    encoding = getattr(sys.stdout, "encoding", None) if path is None else "utf-8"
+    return (encoding or "utf-8").lower().replace("-", "") != "utf8"

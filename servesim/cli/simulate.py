@@ -15,6 +15,7 @@ from servesim.cli.options import (
     JSON,
     LIKE,
     OUTPUT,
+    PLOT,
     QUIET,
     SAVE,
     SERVER_GROUPS,
@@ -22,7 +23,7 @@ from servesim.cli.options import (
     gather,
     server_spec,
 )
-from servesim.cli.output import result_to
+from servesim.cli.output import ascii_only, check_plot, result_to
 from servesim.cli.parser import Group, Option, Parser
 from servesim.console import Console
 from servesim.engine.spec import text
@@ -35,6 +36,7 @@ from servesim.report.cost import CostShare, cost_dict, cost_text, run_shares
 from servesim.report.documents import summary_document, to_json
 from servesim.report.explain import explain, explain_text
 from servesim.report.setup import setup_text
+from servesim.report.terminal import plot_run
 from servesim.report.text import summary_text
 from servesim.runfile import RunWriter, write_lines
 from servesim.summary import Summary, summarize
@@ -59,7 +61,7 @@ EXPLAIN_COST = Option(
 
 
 def build_parser() -> Parser:
-    output = Group("output", (JSON, OUTPUT, SAVE, TOKEN_TIMES, SLO, EXPLAIN, EXPLAIN_COST, CONFIG, LIKE, QUIET))
+    output = Group("output", (JSON, OUTPUT, SAVE, TOKEN_TIMES, SLO, EXPLAIN, EXPLAIN_COST, PLOT, CONFIG, LIKE, QUIET))
     return Parser(
         "simulate",
         "One run of a workload on a simulated server. Exit 1: a request failed or was rejected, an --slo is not met.",
@@ -74,6 +76,7 @@ def run(argv: Sequence[str]) -> int:
     if flags is None:
         return 0
     values = gather(parser, flags)
+    check_plot(values)
     if not values.keys() & LOADS:
         values["concurrency"] = DEFAULT_CONCURRENCY
     console = Console(quiet=values.get("quiet", False))
@@ -98,6 +101,8 @@ def run(argv: Sequence[str]) -> int:
                 write("\n" + explain_text(told))
             if shares:
                 write("\n" + cost_text(shares))
+            if values.get("plot"):
+                write("\n" + plot_run(done, ascii_only=ascii_only(values.get("output"))))
         if saved is not None:
             write_lines(saved, done, "simulate", token_times=values.get("token_times", False))
     if values.get("json") or "output" in values:  # else they stand in the text

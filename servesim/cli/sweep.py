@@ -10,8 +10,8 @@ from servesim.analysis.sweep import Cell, Point, cells_run, grid, knee, run_cell
 from servesim.cli.crossings import LINK, colocated_rows, find_crossings
 from servesim.cli.fleet_options import FLEET, fleet_spec
 from servesim.cli.load_options import HORIZON, SLO, WORKLOAD_GROUPS, slos_of, workload_spec
-from servesim.cli.options import CONFIG, JOBS, JSON, OUTPUT, QUIET, SERVER_GROUPS, gather, server_spec
-from servesim.cli.output import result_to
+from servesim.cli.options import CONFIG, JOBS, JSON, OUTPUT, PLOT, QUIET, SERVER_GROUPS, gather, server_spec
+from servesim.cli.output import ascii_only, check_plot, result_to
 from servesim.cli.parser import Group, Option, Parser
 from servesim.client.scan import DEFAULT_REPEATS, Scan, make_scan, scanned
 from servesim.console import Console
@@ -22,6 +22,7 @@ from servesim.interrupts import Interrupts
 from servesim.report.documents import sweep_document, to_json
 from servesim.report.scan import scan_json, scan_text
 from servesim.report.sweep import sweep_text
+from servesim.report.terminal import plot_rows
 from servesim.summary import Summary
 from servesim.workload.build import load_requests
 from servesim.workload.spec import LOADS
@@ -59,7 +60,7 @@ def build_parser() -> Parser:
     )
 
 
-_OUTPUT = (JSON, OUTPUT, SLO, JOBS, CONFIG, QUIET)
+_OUTPUT = (JSON, OUTPUT, SLO, JOBS, PLOT, CONFIG, QUIET)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -68,6 +69,7 @@ def run(argv: Sequence[str]) -> int:
     if flags is None:
         return 0
     values = gather(parser, flags)
+    check_plot(values)
     console = Console(quiet=values.get("quiet", False))
     axes = _axes(parser, values)
     if scanned(axes) and not values.keys() & {"requests", "duration_s", "trace"}:
@@ -176,7 +178,10 @@ def _report(
     at = _knee(axes, summaries)
     scan = _scan(axes, points, summaries)
     if not values.get("json"):
-        return scan_text(scan) if scan is not None else sweep_text(points, summaries, at, crossings)
+        told = scan_text(scan) if scan is not None else sweep_text(points, summaries, at, crossings)
+        if not values.get("plot"):
+            return told
+        return f"{told}\n{plot_rows(points, summaries, at, ascii_only=ascii_only(values.get('output')))}"
     rows = [{**point, "swept": point} for point in points]
     document = sweep_document(_config(values, axes, first), rows, summaries, knee=at)
     document["partial"] = partial

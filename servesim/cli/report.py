@@ -1,0 +1,195 @@
+"""`servesim report`: pictures and exports of saved runs and of the documents of sweeps."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from servesim.catalog.hardware import load_hardware
+from servesim.catalog.models import load_model
+from servesim.cli.load_options import SLO, slos_of
+from servesim.cli.options import OUTPUT, QUIET
+from servesim.cli.output import result_to
+from servesim.cli.parser import Group, Option, Parser
+from servesim.console import Console, one_line, reason
+from servesim.engine.spec import one_of, text
+from servesim.errors import InputError
+from servesim.report.figures import FIGURES
+from servesim.report.material import Material, NamedRun, distinct, grid_of
+from servesim.report.renderers import RENDERERS, format_of
+from servesim.report.roofline_picture import device_of
+from servesim.runreader import read_saved
+from servesim.slo import Slo, parse_slos
+from servesim.summary import summarize
+from servesim.units import parse_list
+
+EXAMPLES = (
+    "servesim report run.jsonl -o report.html",
+    "servesim report simulated.jsonl measured.jsonl --slo ttft_p95=500ms -o compared.html",
+    "servesim report sweep.json -o curve.svg",
+    "servesim report run.jsonl --figures timeline,itl -o incident.svg",
+    "servesim report run.jsonl --format chrome-trace -o trace.json",
+    "servesim report measured.jsonl --hardware l4-24gb --model llama-3.1-8b --format markdown",
+)
+
+MAX_BYTES = 256 * 2**20
+MAX_FILES = 12
+
+
+def _figure_names(value: Any, name: str) -> list[str]:
+    return list(dict.fromkeys(parse_list(value, one_of("figure", FIGURES), name)))
+
+
+SHOWN = Group(
+    "what is shown",
+    (
+        Option(
+            "--format",
+            "format",
+            f"{', '.join(RENDERERS)}",
+            one_of("format", RENDERERS),
+            "NAME",
+            "by the name of -o FILE, else html",
+        ),
+        Option("--figures", "figures", f"of {', '.join(FIGURES)}", _figure_names, "LIST", "all"),
+        Option("--title", "title", "the title of the report", text, "TEXT", "the names of the files"),
+        SLO,
+        Option("--hardware", "hardware", "the device of a measured run, for its roofline", text, "NAME"),
+        Option("--model", "model", "the model of a measured run, for its roofline", text, "NAME", "as asked for"),
+    ),
+)
+
+JSON = Option("--json", "json", "the summaries as one JSON document: --format json")
+
+
+def build_parser() -> Parser:
+    told = "; ".join(f"{name}: {renderer.summary}" for name, renderer in RENDERERS.items())
+    parser = Parser(
+        "report",
+        "Pictures and exports of saved runs (--save) and of the JSON documents of sweep, loadgen and simulate.\n"
+        f"{told}.\nSeveral runs are drawn into the same pictures. Exit 1: the file cannot be written.",
+        EXAMPLES,
+        (SHOWN, Group("output", (JSON, OUTPUT, QUIET))),
+    )
+    parser.usage = "servesim report RUN... [options]"
+    parser.add_argument("files", nargs="*", metavar="RUN", help="saved runs and JSON documents")
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    flags = build_parser().read(argv)
+    if flags is None:
+        return 0
+    files = flags.get("files") or []
+    if not files:
+        raise InputError("name a saved run or a document: servesim report run.jsonl -o report.html")
+    if len(files) > MAX_FILES:
+        raise InputError(f"{len(files)} files are too many for one picture; give at most {MAX_FILES}")
+    if flags.get("json") and flags.get("format", "json") != "json":
+        raise InputError(f"--json is --format json, and --format {flags['format']} was given as well")
+    console = Console(quiet=flags.get("quiet", False))
+    name = "json" if flags.get("json") else flags.get("format") or format_of(flags.get("output"))
+    renderer = RENDERERS[name]
+    with result_to(flags.get("output")) as write:
+        material = read_material(files, slos_of(flags), title=flags.get("title"))
+        material.hardware, material.model = flags.get("hardware"), flags.get("model")
+        _check_device(material)
+        for note in material.notes:
+            console.note(note)
+        for piece in renderer.render(material, flags.get("figures") or list(FIGURES)):
+            write(piece)
+    return 0
+
+
+def read_material(files: Sequence[str], slos: Sequence[Slo] = (), *, title: str | None = None) -> Material:
+    """Return what is in `files`; raise `InputError` for one that is neither a saved run nor a document.
+
+    Objectives are those of `slos`, or those that a run was made with.
+    """
+    material = Material(title or "servesim: " + ", ".join(map(os.path.basename, files)))
+    names = distinct([_stem(path) for path in files])
+    for path, name in zip(files, names, strict=True):
+        document = _document(path)
+        if document is not None:
+            material.grids.append(grid_of(document, name=name, path=path))
+            continue
+        saved = read_saved(path)
+        asked = list(slos) or _own_slos(saved.run.config)
+        material.runs.append(
+            NamedRun(
+                name=name,
+                path=path,
+                command=saved.command,
+                version=saved.version,
+                run=saved.run,
+                summary=summarize(saved.run, asked),
+                slos=asked,
+            )
+        )
+        if not len(saved.run.records):
+            material.notes.append(f"{name}: the run has no request that is over")
+    return material
+
+
+def _stem(path: str) -> str:
+    """Return the name of a file without what tells its form."""
+    name = os.path.basename(path) or path
+    return name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".json") or name
+
+
+def _own_slos(config: Mapping[str, Any]) -> list[Slo]:
+    """Return the objectives in a saved configuration; whatever cannot be read as one is left out."""
+    texts = config.get("slo")
+    try:
+        return parse_slos([each for each in texts if isinstance(each, str)]) if isinstance(texts, list) else []
+    except InputError:
+        return []
+
+
+def _document(path: str) -> dict[str, Any] | None:
+    """Return the JSON document at `path`, None where the file is a saved run or nothing that JSON can be.
+
+    A saved run's first line is a JSON object of its own; a document of servesim spans lines, or is the whole file.
+    """
+    try:
+        with open(path, "rb") as file:
+            if file.read(2) == b"\x1f\x8b":
+                return None  # only runs are read packed
+            file.seek(0)
+            first = file.readline(MAX_BYTES)
+            try:
+                head = json.loads(first)
+            except (ValueError, RecursionError):
+                head = None
+            if isinstance(head, dict) and (head.get("kind") == "header" or not head.keys() & {"rows", "requests"}):
+                return None
+            content = first + file.read(MAX_BYTES)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {reason(error)}") from error
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        cause = one_line(str(error))[:60].lower()
+        raise InputError(f"{path}: is no JSON ({cause}); give a saved run or a document") from None
+    if not isinstance(document, dict):
+        raise InputError(f"{path}: must be a saved run or a JSON object that servesim wrote")
+    return document
+
+
+def _check_device(material: Material) -> None:
+    """Refuse a device that was named and is none."""
+    if material.model is not None and material.hardware is None:
+        raise InputError("--model is of a measured run's roofline, which wants --hardware too")
+    if material.hardware is None:
+        return
+    load_hardware(material.hardware)
+    if material.model is not None:
+        load_model(material.model)
+    configs: list[Mapping[str, Any]] = [named.run.config for named in material.runs]
+    configs = configs or [grid.config for grid in material.grids]
+    if all(device_of(config, material.hardware, material.model) is None for config in configs):
+        raise InputError(
+            f"the model of the run is unknown or does not fit {material.hardware}; name a preset or a file with --model"
+        )
