@@ -60,14 +60,16 @@ class Answer:
         "error",
         "finish_reason",
         "malformed",
+        "pieces",
         "stamps",
         "timings",
         "usage",
         "visible",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, *, keep_text: bool = False) -> None:
         self.stamps = array("d")  # of token events
+        self.pieces: list[str] | None = [] if keep_text else None  # of visible text
         self.visible = -1  # number of the first token event with visible text
         self.usage = Usage()
         self.finish_reason: str | None = None
@@ -93,8 +95,12 @@ class Answer:
                 if self.visible < 0:
                     self.visible = len(stamps)
                 stamps.append(stamp)
+                if self.pieces is not None:
+                    self.pieces.append(text.decode())
 
     def _take(self, fact: EventFact, stamp: float, data: bytes) -> None:
+        if self.pieces is not None and fact.text:
+            self.pieces.append(fact.text)
         if fact.is_token:
             if self.visible < 0 and fact.is_visible:
                 self.visible = len(self.stamps)

@@ -16,6 +16,7 @@ from time import monotonic
 from typing import Any
 
 from servesim.catalog.servers import dialect_of
+from servesim.client.conversation import Conversations
 from servesim.client.livefile import LiveFile
 from servesim.client.loop import Timeouts
 from servesim.client.processes import measure_in_processes
@@ -116,16 +117,26 @@ class Measurer:
             started = monotonic()
             return started
 
-        payload = self._payload(requests, self._prompts(requests))
+        prompts = self._prompts(requests)
+        conversations = None
+        if requests.sessions is not None and isinstance(prompts, SyntheticPrompts):
+            conversations = Conversations(prompts)
+        payload = self._payload(requests, conversations or prompts)
         watchers = Watchers(progress=progress)
         if file is not None:
             watchers = Watchers(progress=progress, filed=file.request, filed_elsewhere=file.written_elsewhere)
         try:
             if self.load.processes > 1:
-                run = self._measure_in_processes(spec, requests, payload, config, watchers, start)
+                run = self._measure_in_processes(spec, requests, payload, config, conversations, watchers, start)
             else:
                 run = self._connected().measure(
-                    workload, payload, config=config, concurrency=spec.concurrency, watchers=watchers, start=start
+                    workload,
+                    payload,
+                    config=config,
+                    concurrency=spec.concurrency,
+                    conversations=conversations,
+                    watchers=watchers,
+                    start=start,
                 )
         except BaseException:
             scraper.stop()
@@ -143,6 +154,7 @@ class Measurer:
         requests: Requests,
         payload: Payload,
         config: dict[str, Any],
+        conversations: Conversations | None,
         watchers: Watchers,
         start: Callable[[], float],
     ) -> Run:
@@ -160,6 +172,7 @@ class Measurer:
             make=self._connect,
             config=config,
             concurrency=spec.concurrency,
+            conversations=conversations,
             watchers=replace(watchers, begun=begun),
             interrupts=self._interrupts,
         )
@@ -200,7 +213,7 @@ class Measurer:
         self._serial += len(requests)
         return SyntheticPrompts(requests, self.rate, salt=self.salt, first_serial=first)
 
-    def _payload(self, requests: Requests, prompts: Prompts) -> Payload:
+    def _payload(self, requests: Requests, prompts: Prompts | Conversations) -> Payload:
         build, options = self.load.flavour.build_body, self.load.request_options(self.model)
         output_tokens = requests.output_tokens
 

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection, wait
 from time import monotonic
 from typing import Any
 
+from servesim.client.conversation import Conversations
 from servesim.client.health import Health, report_health
 from servesim.client.requesting import Payload
 from servesim.client.run import LoadGenerator, Progress, Watchers, open_run, warn_of_unfinished
@@ -68,6 +69,7 @@ def measure_in_processes(
     make: Callable[[Interrupts], LoadGenerator],
     config: dict[str, Any],
     concurrency: int | None,
+    conversations: Conversations | None = None,
     watchers: Watchers | None = None,
     interrupts: Interrupts | None = None,
 ) -> Run:
@@ -81,7 +83,7 @@ def measure_in_processes(
     run = open_run(requests, config)
 
     def work(share: Share, pipe: Connection) -> None:
-        _work(share, pipe, make, payload, config, watchers)
+        _work(share, pipe, make, payload, config, conversations, watchers)
 
     sys.stdout.flush()
     sys.stderr.flush()
@@ -150,6 +152,7 @@ def _work(
     make: Callable[[Interrupts], LoadGenerator],
     payload: Payload,
     config: dict[str, Any],
+    conversations: Conversations | None,
     watchers: Watchers,
 ) -> None:
     """Drive one share; runs in the forked process."""
@@ -172,7 +175,13 @@ def _work(
     try:
         with Interrupts(patience=2, number=signal.SIGTERM) as interrupts, make(interrupts) as generator:
             run = generator.measure(
-                share, payload, config=config, concurrency=share.concurrency or None, watchers=own, start=start
+                share,
+                payload,
+                config=config,
+                concurrency=share.concurrency or None,
+                conversations=conversations,
+                watchers=own,
+                start=start,
             )
     except RunError as error:
         pipe.send(str(error))

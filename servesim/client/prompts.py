@@ -7,7 +7,7 @@ from the `usage` that the server itself reports during the warm-up.
 
 Every request's text is its own from the first words on, so that a server's prompt cache does not flatter it; the tokens
 that two requests share by their `Content` segments are the same words. Does not know: what the words mean to the
-model, and what it answered (a session's earlier answers are stood in for by words of the same length).
+model, and what it answered (`conversation` puts that into a session's later turns).
 """
 
 from __future__ import annotations
@@ -146,12 +146,13 @@ class SyntheticPrompts:
             start, end = len(words), min(total, self.rate.words_for(end_token))
             if end > start:
                 words += words_of(self.salt, f"stream {stream}", end - start)
-        if len(words) < total:
-            serial = self.first_serial + index
-            own = serial_words(serial)
-            own += words_of(self.salt, f"request {serial}", total - len(words) - len(own))
-            words += own[: total - len(words)]
-        return " ".join(words)
+        return " ".join(words + self.own_words(index, total - len(words)))
+
+    def own_words(self, index: int, count: int) -> list[str]:
+        """Return `count` words that no other request has in this place."""
+        serial = self.first_serial + index
+        own = serial_words(serial)
+        return (own + words_of(self.salt, f"request {serial}", count - len(own)))[: max(0, count)]
 
     def learn(self, index: int, tokens: int) -> None:
         """Take in the prompt tokens that the server reported for request `index`."""

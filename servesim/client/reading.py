@@ -24,11 +24,14 @@ INTERRUPTED = "interrupted"
 class Reader:
     """Reads answers and files records. `filed` is called with the index of each request whose record is complete."""
 
-    def __init__(self, run: Run, reader: str, start_s: float, filed: Callable[[int], None]) -> None:
+    def __init__(
+        self, run: Run, reader: str, start_s: float, filed: Callable[[int], None], *, keep_text: bool = False
+    ) -> None:
         self._run = run
         self._reader = reader
         self._start_s = start_s
         self._filed = filed
+        self._keep_text = keep_text
         self._answers: dict[Exchange, Answer] = {}
         self._ended: deque[Exchange] = deque()
         self.token_events = 0  # read so far
@@ -60,10 +63,14 @@ class Reader:
 
     def outcome(self, exchange: Exchange) -> tuple[Outcome, str | None, str]:
         """Read the rest of an exchange that is over, now; return its outcome, the kind of failure and the message."""
+        return judge(exchange, self.answer(exchange))
+
+    def answer(self, exchange: Exchange) -> Answer:
+        """Read the rest of an exchange that is over, now; return what its events have said."""
         answer = self._answer(exchange)
         answer.read(exchange.events, self._reader)
         exchange.events.clear()
-        return judge(exchange, answer)
+        return answer
 
     def file(self, exchange: Exchange) -> None:
         """File the record of an exchange that is over."""
@@ -87,7 +94,7 @@ class Reader:
     def _answer(self, exchange: Exchange) -> Answer:
         answer = self._answers.get(exchange)
         if answer is None:
-            answer = self._answers[exchange] = Answer()
+            answer = self._answers[exchange] = Answer(keep_text=self._keep_text)
         return answer
 
     def _read_some(self, exchange: Exchange, events: list[Event]) -> bool:

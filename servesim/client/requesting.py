@@ -27,11 +27,14 @@ Payload = Callable[[int], bytes]
 class RequestMaker:
     """Makes exchanges, ahead of their time where there is time."""
 
-    def __init__(self, target: Target, route: str, payload: Payload, size: int) -> None:
+    def __init__(
+        self, target: Target, route: str, payload: Payload, size: int, waits: Callable[[int], bool] | None = None
+    ) -> None:
         self._target = target
         self._route = route
         self._payload = payload
         self._size = size
+        self._waits = waits  # says of which requests the payload cannot be known ahead
         self._headers = {**target.request_headers(), "Content-Type": "application/json"}
         self._ahead: dict[int, Exchange] = {}
         self._ahead_bytes = 0
@@ -49,10 +52,12 @@ class RequestMaker:
     def make_ahead(self, until: float) -> bool:
         """Make some of the next requests, until the given monotonic time; return whether there is more to make."""
         while self._next < self._size and len(self._ahead) < AHEAD_REQUESTS and self._ahead_bytes < AHEAD_BYTES:
-            exchange = self._make(self._next)
-            self._ahead[self._next] = exchange
-            self._ahead_bytes += len(exchange.request)
+            index = self._next
             self._next += 1
+            if self._waits is not None and self._waits(index):
+                continue
+            exchange = self._ahead[index] = self._make(index)
+            self._ahead_bytes += len(exchange.request)
             if time.monotonic() >= until:
                 return True
         return False

@@ -19,6 +19,7 @@ from time import monotonic
 from typing import Any
 
 from servesim.client.connection import Exchange
+from servesim.client.conversation import Conversations
 from servesim.client.flavour import Flavour
 from servesim.client.health import Health, report_health
 from servesim.client.loop import Loop, Timeouts
@@ -121,24 +122,27 @@ class LoadGenerator:
         *,
         config: dict[str, Any],
         concurrency: int | None = None,
+        conversations: Conversations | None = None,
         watchers: Watchers | None = None,
         start: Callable[[], float] = monotonic,
     ) -> Run:
         """Drive `workload` to its end and return the run, whose times count from its start.
 
         `payload(index)` gives a request's JSON body. `concurrency` is what a closed loop asks for, None for an open
-        loop. `start` is called when everything is ready and returns the monotonic time that is the run's 0 (which may
-        still be ahead: several processes begin together). Raises RunError when nobody is there at
-        the start (see `connect`); whatever else goes wrong is a request's failure.
+        loop. `conversations` hears of every answer before the next turn's body is asked for. `start` is called when
+        everything is ready and returns the monotonic time that is the run's 0 (which may still be ahead: several
+        processes begin together). Raises RunError when nobody is there at the start (see `connect`); whatever else
+        goes wrong is a request's failure.
         """
         watchers = watchers or Watchers()
         run = open_run(workload.requests, config)
         size = len(workload.requests)
         self.connect(min(size, OPEN_AT_MOST if concurrency is None else concurrency))
-        maker = RequestMaker(self._target, self._route, payload, size)
+        waits = None if conversations is None else conversations.waits
+        maker = RequestMaker(self._target, self._route, payload, size, waits)
         maker.make_ahead(monotonic() + 2.0)
         with _quiet_interpreter():
-            drive = _Drive(self._loop, workload, run, maker, self._reader, watchers, start())
+            drive = _Drive(self._loop, workload, run, maker, self._reader, watchers, start(), conversations)
             self._loop.think = drive.think
             self._loop.restart_health()
             try:
@@ -164,6 +168,7 @@ class _Drive:
         reader: str,
         watchers: Watchers,
         start_s: float,
+        conversations: Conversations | None = None,
     ) -> None:
         self._loop = loop
         self._workload = workload
@@ -171,7 +176,8 @@ class _Drive:
         self._maker = maker
         self._watchers = watchers
         self._start_s = start_s
-        self._reader = Reader(run, reader, start_s, self._file)
+        self._conversations = conversations
+        self._reader = Reader(run, reader, start_s, self._file, keep_text=conversations is not None)
         self._attempts = attempts_of(workload)
         self._done = 0
         self._stopping = False
@@ -222,6 +228,8 @@ class _Drive:
         if self._maker.redirect(exchange):
             self._loop.submit(exchange)
             return
+        if self._conversations is not None:
+            self._hear(exchange, self._conversations)
         at = exchange.end_s - self._start_s
         if self._workload.reactive and self._workload.finished(exchange.index, at, self._error(exchange)):
             records = self._run.records
@@ -231,6 +239,14 @@ class _Drive:
             return
         self._done += 1
         self._reader.take(exchange)
+
+    def _hear(self, exchange: Exchange, conversations: Conversations) -> None:
+        """Tell the conversations what was answered: the next turn may be due at once."""
+        answer = self._reader.answer(exchange)
+        text = "".join(answer.pieces or ()) if answer.ended and answer.error is None else ""
+        counted = answer.usage.output_tokens
+        output = len(answer.stamps) if counted is None else counted
+        conversations.answered(exchange.index, text, answer.usage.prompt_tokens, output)
 
     def _give_up(self, exchange: Exchange, now: float) -> None:
         exchange.end(exchange.end_s or now, INTERRUPTED)
