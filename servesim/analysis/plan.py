@@ -10,9 +10,10 @@
 4. The cheapest is run again on seeds that nothing was chosen by. If more than half of them miss, it gets one step more
    room and the choice is made anew.
 
-With a rate to serve, load is split evenly at random over replicas (a Poisson stream stays one): a router that looks at
-the replicas does no worse. Which rows are still to be computed follows from those that are there, so a plan can be cut
-anywhere, spread over machines, and put together in any order.
+With a rate to serve, each replica is searched alone under its even share of a Poisson stream, as a router that chooses
+at random would give it; the choice is then run once as a fleet behind the default router. Which rows are still to be
+computed follows from those that are there, so a plan can be cut anywhere, spread over machines, and put together in any
+order.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from statistics import mean, stdev
 from typing import Any
 
 from servesim.analysis.plan_space import Candidate
-from servesim.analysis.plan_units import AT, EDGE, REFINE, RESOLUTION, Question, Row, Unit
+from servesim.analysis.plan_units import AT, EDGE, FLEET, REFINE, RESOLUTION, Question, Row, Unit
 from servesim.units import suggest
 
 SPARE = (1.0, 0.75, 0.5)  # of the highest rate: the loads at which a finalist is shown
 MORE_REPLICAS = (0, 1, 2)
+LARGEST_FLEET = 64  # replicas that are run together, as a check
 CHEAPEST, MOST_FINALISTS = 3, 6
 STEPS_BACK = 6  # at most so many steps of more room for one candidate
 T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # Student's t, by degrees of freedom
@@ -103,6 +105,7 @@ class Planner:
             if chosen is None:
                 return
             yield [self._at(chosen, seed) for seed in self.spec.unused_seeds()]
+        yield [unit for unit in [self.fleet_unit()] if unit is not None]
 
     # What the rows say
 
@@ -115,7 +118,7 @@ class Planner:
         return sorted(found, key=lambda each: (self.cost(each, self.edge(each)["rate"]), each.devices))
 
     def finalists(self) -> list[Candidate]:
-        ranked = self.possible()
+        ranked = self._distinct(self.possible())
         if not ranked:
             return []
         worst_best = self.cost(ranked[0], self.edge(ranked[0])["rate"])
@@ -123,6 +126,19 @@ class Planner:
         for device in dict.fromkeys(each.server.hardware for each in ranked):
             chosen.append(next(each for each in ranked if each.server.hardware == device))
         return list(dict.fromkeys(chosen))[:MOST_FINALISTS]
+
+    def _distinct(self, ranked: Sequence[Candidate]) -> list[Candidate]:
+        """Leave out whoever did exactly as one before it on the same devices: a knob that changes nothing here."""
+        seen: dict[Any, Candidate] = {}
+        for each in ranked:
+            edge = self.edge(each)
+            slos = tuple(result["value_ms"] for result in edge["at"]["slo"])
+            seen.setdefault((each.server.hardware, each.devices, edge["rate"], edge["next_rate"], slos), each)
+        return list(seen.values())
+
+    def equals(self, candidate: Candidate) -> list[Candidate]:
+        """Return the candidates that did exactly as `candidate`, itself included."""
+        return [each for each in self.possible() if self._distinct([candidate, each]) == [candidate]]
 
     def _least_cost(self, candidate: Candidate) -> float:
         """Return what a candidate costs at least: at the first rate that missed."""
@@ -145,9 +161,9 @@ class Planner:
         if not rate:
             return []
         if self.spec.rate is None:
-            loads = [(1, rate * (1 - RESOLUTION[EDGE]) ** self._steps_back(candidate) * share) for share in SPARE]
+            loads = [(1, rate * (1 - RESOLUTION[EDGE]) ** self.steps_back(candidate) * share) for share in SPARE]
         else:
-            least = self._least_replicas(candidate) + self._steps_back(candidate)
+            least = self._least_replicas(candidate) + self.steps_back(candidate)
             loads = [(least + more, self.spec.rate / (least + more)) for more in MORE_REPLICAS]
         return [
             Offer(candidate=candidate, replicas=count, rate=rate, cost=self._offer_cost(candidate, count, rate))
@@ -167,6 +183,16 @@ class Planner:
         """Return the rows of `offer` on fresh seeds, None while some are missing."""
         rows = [self.rows.get(self._at(offer, seed).id) for seed in self.spec.unused_seeds()]
         return None if None in rows else [row for row in rows if row is not None]
+
+    def fleet_unit(self) -> Unit | None:
+        """Return the run of the choice as a fleet behind a router, where there is more than one replica."""
+        chosen = self.chosen()
+        if self.spec.rate is None or chosen is None or not 1 < chosen.replicas <= LARGEST_FLEET:
+            return None
+        if chosen.candidate.fleet.disagg is not None:
+            return None
+        seed = (self.spec.unused_seeds() or self.spec.search_seeds())[0]
+        return Unit(kind=FLEET, candidate=chosen.candidate, seed=seed, rate=self.spec.rate, replicas=chosen.replicas)
 
     def front(self) -> list[Offer]:
         """Return the offers that meet the objectives and that no other beats in both cost and latency."""
@@ -190,7 +216,7 @@ class Planner:
     def _meets(self, offer: Offer) -> bool:
         return bool((self.at(offer) or {}).get("met"))
 
-    def _steps_back(self, candidate: Candidate) -> int:
+    def steps_back(self, candidate: Candidate) -> int:
         """Return how much more room a candidate was given because fresh seeds missed."""
         steps = 0
         while steps < STEPS_BACK:

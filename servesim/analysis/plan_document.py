@@ -61,12 +61,21 @@ def _candidate(planner: Planner, candidate: Candidate, finalists: list[Candidate
         "interval": None if interval is None else {"low": interval[0], "high": interval[1]},
         "cost": planner.cost(candidate, edge["rate"]) if edge["rate"] else None,
         "finalist": candidate in finalists,
+        "same_as": _same_as(planner, candidate),
         "cut": edge["impossible"] or _left_out(planner, candidate, finalists),
         "too_short": edge.get("too_short", False),
         "missed": edge.get("missed"),
         "binds": edge.get("binds"),
         "at": edge.get("at"),
     }
+
+
+def _same_as(planner: Planner, candidate: Candidate) -> str | None:
+    """Return the key of the first candidate that did exactly the same, None for itself."""
+    if not planner.edge(candidate)["rate"]:
+        return None
+    first = planner.equals(candidate)[0]
+    return None if first == candidate else first.key
 
 
 def _left_out(planner: Planner, candidate: Candidate, finalists: list[Candidate]) -> str | None:
@@ -98,7 +107,8 @@ def _chosen(planner: Planner, offer: Offer) -> dict[str, Any]:
     rates = planner.rates(candidate)
     interval = interval_95(rates)
     fresh = planner.confirmed(offer) or []
-    split = candidate.split
+    fleet_unit = planner.fleet_unit()
+    fleet = None if fleet_unit is None else planner.rows.get(fleet_unit.id)
     return {
         **_offer(planner, offer),
         "limits": _limits(server),
@@ -106,7 +116,9 @@ def _chosen(planner: Planner, offer: Offer) -> dict[str, Any]:
         "interval": None if interval is None else {"low": interval[0], "high": interval[1]},
         "binds": planner.edge(candidate).get("binds"),
         "fresh": [{"seed": row["seed"], "met": row["at"]["met"], "at": row["at"]} for row in fresh],
-        "flags": command_lines(server, 0 if split is None else split.prefill),
+        "steps_back": planner.steps_back(candidate),
+        "fleet": None if fleet is None else {"router": fleet["router"], "at": fleet["at"]},
+        "flags": command_lines(server, apart=candidate.fleet.disagg is not None),
     }
 
 

@@ -9,68 +9,54 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
 from servesim.cost.roofline import Roofline
-from servesim.engine.server import Server, build_server
+from servesim.engine.server import Server
 from servesim.engine.spec import ServerSpec
 from servesim.errors import CapacityError, InputError
-from servesim.fleet.link import Link
+from servesim.fleet.build import Deployment, build_deployment
+from servesim.fleet.spec import FleetSpec
 from servesim.slo import Slo
 from servesim.stats import nearest_rank
-from servesim.units import format_ms, parse_bandwidth, parse_count, parse_finite, shown
+from servesim.units import format_ms, parse_finite, shown
 from servesim.workload.requests import Requests
 
-DEFAULT_LINK_GB_S = 25.0  # a 200 Gb/s network card
-
-
-@dataclass(slots=True, frozen=True)
-class Split:
-    """Prefill and decode apart: how many servers of each make a unit, and the link between them."""
-
-    prefill: int
-    decode: int
-    link_bytes_per_s: float
-
-    def __post_init__(self) -> None:
-        Link(bytes_per_s=self.link_bytes_per_s)
-
-    def __str__(self) -> str:
-        return f"{self.prefill}:{self.decode}"
+DEFAULT_LINK = "25GB/s"  # a 200 Gb/s network card
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One choice: the server asked for, and whether it comes apart."""
+    """One choice: the server asked for, and whether prefill and decode come apart. A unit is what one replica takes."""
 
     server: ServerSpec
-    split: Split | None = None
+    fleet: FleetSpec = field(default_factory=FleetSpec)
 
     @property
     def devices(self) -> int:
         """Devices of one unit: one server, or one set of prefill and decode servers."""
         spec = self.server
-        servers = 1 if self.split is None else self.split.prefill + self.split.decode
+        servers = sum(kind.count for kind in self.fleet.kinds())
         return servers * spec.tensor_parallel_size * spec.pipeline_parallel_size * spec.data_parallel_size
 
     @cached_property
     def key(self) -> str:
         """A short name that depends on nothing but what the candidate is."""
-        return digest({"server": asdict(self.server), "split": None if self.split is None else asdict(self.split)})[:12]
+        return digest({"server": asdict(self.server), "fleet": asdict(self.fleet)})[:12]
 
     def describe(self) -> dict[str, Any]:
         """Return what was asked for, as JSON: the fields of the server that were given, and the split."""
         blank = ServerSpec()
         given = {
-            field.name: value
-            for field in fields(ServerSpec)
-            if (value := getattr(self.server, field.name)) != getattr(blank, field.name)
+            each.name: value
+            for each in fields(ServerSpec)
+            if (value := getattr(self.server, each.name)) != getattr(blank, each.name)
         }
         always = ("model", "hardware", "tensor_parallel_size")
         base = {name: getattr(self.server, name) for name in always}
-        return {**base, **given, "disagg": None if self.split is None else str(self.split)}
+        return {**base, **given, "disagg": self.fleet.disagg}
 
 
 def digest(value: Any) -> str:
@@ -78,24 +64,10 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def candidates(servers: Sequence[ServerSpec], splits: Sequence[Split | None]) -> list[Candidate]:
-    """Return every server under every split, in order, none twice."""
-    found = {c.key: c for spec in servers for split in splits for c in [Candidate(server=spec, split=split)]}
+def candidates(servers: Sequence[ServerSpec], fleets: Sequence[FleetSpec]) -> list[Candidate]:
+    """Return every server in every form, in order, none twice."""
+    found = {c.key: c for spec in servers for fleet in fleets for c in [Candidate(server=spec, fleet=fleet)]}
     return list(found.values())
-
-
-def parse_split(text: object, name: str, link_bytes_per_s: float = DEFAULT_LINK_GB_S * 1e9) -> Split | None:
-    """Return the split in `1:2` (prefill servers to decode servers), None for `off`.
-
-    >>> str(parse_split("1:2", "disagg"))
-    '1:2'
-    """
-    if text == "off":
-        return None
-    prefill, colon, decode = text.partition(":") if isinstance(text, str) else ("", "", "")
-    if not colon:
-        raise InputError(f"{name} is {shown(text)}, must be prefill:decode servers such as 1:1, or off")
-    return Split(parse_count(prefill, name, maximum=1000), parse_count(decode, name, maximum=1000), link_bytes_per_s)
 
 
 def parse_price(text: object, name: str) -> tuple[str, float]:
@@ -121,29 +93,29 @@ def check_prices(found: Sequence[Candidate], prices: Mapping[str, float]) -> Non
         raise InputError(f"{missing[0]} has no price; give one for every device, or none")
 
 
-def parse_link(text: object, name: str) -> float:
-    """Return the bandwidth of a link in bytes per second, from text with a unit or from a number."""
-    return parse_bandwidth(text, name) if isinstance(text, str) else parse_finite(text, name, above=0.0)
-
-
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Prospect:
     """A candidate before any run. `impossible` says why no rate at all can do, with the bound; else None."""
 
-    server: Server | None
+    deployment: Deployment | None
     estimate: float | None  # requests a second that the roofline allows, latencies aside
     impossible: str | None = None
+
+    @property
+    def server(self) -> Server | None:
+        return None if self.deployment is None else self.deployment.kinds[0].server
 
 
 def prospect_of(candidate: Candidate, requests: Requests, slos: Sequence[Slo]) -> Prospect:
     """Say of `candidate` what needs no run: whether it fits, whether one request alone meets `slos`, about its rate."""
     try:
-        server = build_server(candidate.server)
+        deployment = build_deployment(candidate.server, candidate.fleet)
+        server = deployment.kinds[0].server
         server.plan.require_start()
     except CapacityError as error:
-        return Prospect(server=None, estimate=None, impossible=str(error))
+        return Prospect(deployment=None, estimate=None, impossible=str(error))
     too_slow = _floor(server, requests, slos)
-    return Prospect(server=server, estimate=_estimate(candidate, server, requests), impossible=too_slow)
+    return Prospect(deployment=deployment, estimate=_estimate(candidate, server, requests), impossible=too_slow)
 
 
 def _floor(server: Server, requests: Requests, slos: Sequence[Slo]) -> str | None:
@@ -181,9 +153,11 @@ def _estimate(candidate: Candidate, server: Server, requests: Requests) -> float
     prefill_s = prompt * roofline.token_s
     if spec.prefix_caching and requests.content is not None:
         prefill_s /= 2
-    if candidate.split is None:
-        return 1.0 / (prefill_s + output * decode_s)
-    return min(candidate.split.prefill / prefill_s, candidate.split.decode / (output * decode_s))
+    ranks = spec.data_parallel_size
+    if candidate.fleet.disagg is None:
+        return ranks / (prefill_s + output * decode_s)
+    prefill, decode = (kind.count * ranks for kind in candidate.fleet.kinds())
+    return min(prefill / prefill_s, decode / (output * decode_s))
 
 
 def roofline_of(server: Server) -> Roofline:

@@ -5,6 +5,7 @@
 | `edge` | the highest rate a candidate sustains under one seed, within 5 % | that, the first that misses, what binds |
 | `refine` | the same under any seed, within 2.5 %, from a rate that is nearly right | that, the first that misses |
 | `at` | how a candidate does at one rate under one seed | the objectives and what the engine did |
+| `fleet` | the same of replicas behind a router, which share the rate | the same |
 
 A row depends on its unit and the plan's workload and objectives alone: not on who computes it, when, or beside what.
 """
@@ -15,7 +16,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from typing import Any
 
@@ -23,15 +24,18 @@ from servesim.analysis.binding import binding_of, busiest_part
 from servesim.analysis.plan_space import Candidate, Prospect, prospect_of
 from servesim.analysis.search import Answer, Found, Limit, Search
 from servesim.analysis.trial import Load, Trial, figures, load_of, run_trial
+from servesim.fleet.build import build_deployment
 from servesim.slo import Slo
 from servesim.workload.spec import WorkloadSpec
 
-EDGE, REFINE, AT = "edge", "refine", "at"
+EDGE, REFINE, AT, FLEET = "edge", "refine", "at", "fleet"
 
 RESOLUTION = {EDGE: 0.05, REFINE: 0.025}  # of a rate that was searched
 GROWTH = {EDGE: 1.25, REFINE: 1.05}
 FIRST_PROBE = 0.9  # of what the roofline allows: most edges lie a little below it
-HIGHEST_PROBE = 4.0  # of it: above, the run is too short to miss anything
+HIGHEST_PROBE = 16.0  # of it: above, the run is too short to miss anything
+
+MOST_REQUESTS = 200_000  # of a whole fleet
 
 Row = dict[str, Any]
 
@@ -52,21 +56,28 @@ class Unit:
     candidate: Candidate
     seed: int
     rate: float | None = None
+    replicas: int = 1
 
     @property
     def id(self) -> str:
         rate = "" if self.rate is None else f":{self.rate!r}"
+        rate += f":{self.replicas}" if self.replicas > 1 else ""
         return f"{self.kind}:{self.candidate.key}:{self.seed}{rate}"
 
 
 def work(question: Question, unit: Unit) -> Row:
     """Do one unit and return its row."""
-    load = load_of(question.workload, unit.seed)
+    load = load_of(_workload(question, unit), unit.seed)
     prospect = prospect_of(unit.candidate, load.requests, question.slos)
     row: Row = {"unit": unit.id, "kind": unit.kind, "candidate": unit.candidate.key, "seed": unit.seed}
+    if unit.kind == FLEET:
+        fleet = replace(unit.candidate.fleet, replicas=unit.replicas)
+        deployment = build_deployment(unit.candidate.server, fleet)
+        trial = run_trial(deployment, load, unit.rate or 1.0, question.slos)
+        return {**row, "rate": unit.rate, "router": fleet.router, "at": figures(trial, question.slos)}
     if unit.kind == AT:
-        assert prospect.server is not None and unit.rate is not None
-        trial = run_trial(unit.candidate, prospect.server, load, unit.rate, question.slos)
+        assert prospect.deployment is not None and unit.rate is not None
+        trial = run_trial(prospect.deployment, load, unit.rate, question.slos)
         at = {"rate": unit.rate, "met": False, "cut": trial.cut} if trial.cut else figures(trial, question.slos)
         return {**row, "rate": unit.rate, "at": at}
     if prospect.impossible is not None:
@@ -75,13 +86,21 @@ def work(question: Question, unit: Unit) -> Row:
     return {**row, **_edge_row(question, unit, prospect, found)}
 
 
+def _workload(question: Question, unit: Unit) -> WorkloadSpec:
+    """Return the workload of a unit: as many requests for each replica as one server is searched with."""
+    spec = question.workload
+    if spec.requests is None or spec.trace is not None:
+        return spec
+    return replace(spec, requests=min(spec.requests * unit.replicas, MOST_REQUESTS))
+
+
 def _search(question: Question, unit: Unit, prospect: Prospect, load: Load) -> Found[Trial]:
-    assert prospect.server is not None and prospect.estimate is not None
-    server, highest = prospect.server, HIGHEST_PROBE * prospect.estimate
+    assert prospect.deployment is not None and prospect.estimate is not None
+    deployment, highest = prospect.deployment, HIGHEST_PROBE * prospect.estimate
     start = unit.rate or FIRST_PROBE * prospect.estimate
 
     def probe(rate: float) -> tuple[Answer, Trial]:
-        trial = run_trial(unit.candidate, server, load, rate, question.slos)
+        trial = run_trial(deployment, load, rate, question.slos)
         return (Answer.MET if trial.met else Answer.MISSED), trial
 
     return Search(
@@ -116,9 +135,9 @@ def _edge_row(question: Question, unit: Unit, prospect: Prospect, found: Found[T
     if unit.kind == EDGE:
         assert found.result is not None and prospect.server is not None
         row["at"] = figures(found.result, question.slos)
-        if unit.candidate.split is not None:
+        if unit.candidate.fleet.disagg is not None:
             row["binds"] = busiest_part(found.result.run)
-        else:
+        elif prospect.deployment is not None and prospect.deployment.lone is not None:
             # Just above the edge the budget that is short shows best.
             binding = binding_of((missed[-1] if missed else found.result).run, prospect.server)
             row["binds"] = {**asdict(binding), "told": str(binding)}

@@ -175,13 +175,13 @@ def preset_of(name: str) -> str:
 # From a server to command lines
 
 
-def command_lines(server: Server, prefill: int = 0) -> dict[str, list[str] | None]:
+def command_lines(server: Server, *, apart: bool = False) -> dict[str, list[str] | None]:
     """Return what starts `server` under vLLM, llama.cpp and SGLang; None where one has no such server.
 
-    `prefill` above 0: prefill and decode apart, a command each.
+    `apart`: prefill and decode apart, a command each.
     """
     vllm, llama, sglang = _vllm(server), _llama_cpp(server), _sglang(server)
-    if not prefill:
+    if not apart:
         return {VLLM: [vllm], LLAMA_CPP: None if llama is None else [llama], SGLANG: [sglang]}
     transfer = shlex.quote('{"kv_connector":"NixlConnector","kv_role":"kv_both"}')
     return {

@@ -1,4 +1,4 @@
-"""One candidate at one rate: the run that a search asks for, and whether it meets the objectives.
+"""One deployment at one rate: the run that a search asks for, and whether it meets the objectives.
 
 Every rate and every candidate meets the same requests: the lengths and the pattern of arrivals of one seed, stretched
 in time (common random numbers), so that two answers differ by the rate or the server and not by luck.
@@ -12,16 +12,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from servesim.analysis.plan_space import Candidate
 from servesim.engine.engine import Engine
 from servesim.engine.server import Server
 from servesim.engine.simulate import arriving
-from servesim.fleet.disaggregation import Disaggregation
-from servesim.fleet.fleet import Kind
-from servesim.fleet.link import Link
+from servesim.fleet.build import Deployment
 from servesim.latency import LATENCIES, Completed, pooled_gaps
 from servesim.records import Records, Run
 from servesim.slo import Slo, SloResult, judge
@@ -87,15 +84,17 @@ def head(requests: Requests, count: int) -> Requests:
     return cut
 
 
-def run_trial(
-    candidate: Candidate, server: Server, load: Load, rate: float, slos: Sequence[Slo], count: int | None = None
-) -> Trial:
-    """Run `candidate` at `rate` and judge it by `slos`."""
+def run_trial(deployment: Deployment, load: Load, rate: float, slos: Sequence[Slo], count: int | None = None) -> Trial:
+    """Run `deployment` at `rate` and judge it by `slos`."""
     workload = load.at(rate, count)
-    if candidate.split is None:
-        run, cut = _run_engine(server, workload, slos)
+    cut = None
+    if deployment.lone is not None:
+        run, cut = _run_engine(deployment.lone, workload, slos, load.seed)
     else:
-        run, cut = _run_apart(candidate, server, workload, load.seed), None
+        costs = [built.server.cost() for built in deployment.kinds]
+        fleet = deployment.drive(arriving(workload, costs[0]), costs, load.seed)
+        fleet.advance()
+        run = fleet.run()
     return Trial(rate, run, [] if cut else _judge(run, slos), cut)
 
 
@@ -125,9 +124,9 @@ def share_of_limit(results: Sequence[SloResult]) -> float | None:
     return None if None in shares or not shares else max(share for share in shares if share is not None)
 
 
-def _run_engine(server: Server, workload: Workload, slos: Sequence[Slo]) -> tuple[Run, str | None]:
+def _run_engine(server: Server, workload: Workload, slos: Sequence[Slo], seed: int) -> tuple[Run, str | None]:
     cost = server.cost()
-    engine = Engine(server.config, cost, arriving(workload, cost))
+    engine = Engine(replace(server.config, seed=seed), cost, arriving(workload, cost))
     certain = [] if workload.reactive else _watches(engine, workload, slos)
     if certain:
         arrivals = workload.requests.arrival_s
@@ -141,22 +140,6 @@ def _run_engine(server: Server, workload: Workload, slos: Sequence[Slo]) -> tupl
             at = max(at, engine.now) + slice_s
     engine.advance()
     return engine.run(), None
-
-
-def _run_apart(candidate: Candidate, server: Server, workload: Workload, seed: int) -> Run:
-    split, model = candidate.split, server.model
-    assert split is not None
-    fleet = Disaggregation(
-        workload,
-        [Kind(name="prefill", config=server.config, cost=server.cost(), count=split.prefill)],
-        [Kind(name="decode", config=server.config, cost=server.cost(), count=split.decode)],
-        Link(bytes_per_s=split.link_bytes_per_s),
-        kv_bytes_per_token=server.plan.whole_kv_bytes_per_token,
-        layers=model.layers,
-        seed=seed,
-    )
-    fleet.advance()
-    return fleet.run()
 
 
 def _judge(run: Run, slos: Sequence[Slo]) -> list[SloResult]:

@@ -11,16 +11,10 @@ from typing import Any
 from servesim.analysis.plan import Planner, PlanSpec
 from servesim.analysis.plan_document import plan_body
 from servesim.analysis.plan_shards import ShardWriter, parse_shard, plan_digest, read_shards
-from servesim.analysis.plan_space import (
-    Split,
-    candidates,
-    check_prices,
-    parse_link,
-    parse_price,
-    parse_split,
-)
+from servesim.analysis.plan_space import DEFAULT_LINK, candidates, check_prices, parse_price
 from servesim.analysis.plan_units import Question, Unit, workers
 from servesim.analysis.sweep import grid
+from servesim.cli.fleet_options import FLEET
 from servesim.cli.load_options import SLO, TRACE, WORKLOAD, slos_of, workload_spec
 from servesim.cli.options import CONFIG, JOBS, JSON, OUTPUT, QUIET, SERVER_GROUPS, gather, server_spec
 from servesim.cli.output import result_to
@@ -28,10 +22,10 @@ from servesim.cli.parser import Group, Option, Parser
 from servesim.console import Console
 from servesim.engine.spec import count, number, text
 from servesim.errors import InputError
+from servesim.fleet.spec import FLEET_CHECKS, FleetSpec, split
 from servesim.interrupts import Interrupts
 from servesim.report.documents import document, to_json
 from servesim.report.plan import plan_text
-from servesim.units import parse_list
 from servesim.workload.build import load_requests
 
 EXAMPLES = (
@@ -51,7 +45,13 @@ TUNED: dict[str, tuple[Any, ...]] = {
     "prefix_caching": (False, True),
 }
 
-_NOT_HERE = {"concurrency", "stagger_s", "duration_s", "speed", "rate"}
+_NOT_HERE = {"concurrency", "stagger_s", "duration_s", "speed", "rate", "rate_schedule", "ramp_s"}
+_LINK = tuple(
+    replace(option, swept=False, default=option.default or DEFAULT_LINK)
+    for option in FLEET.options
+    if option.key in ("link_bytes_per_s", "link_latency_s", "link_scope", "transfer_overlap")
+)
+
 _NOT_PLAN = {"json", "output", "quiet", "jobs", "shard", "from", "config_file"}
 
 
@@ -60,6 +60,10 @@ def _workload(group: Group) -> Group:
     kept = [replace(option, swept=False) for option in group.options if option.key not in _NOT_HERE]
     named = {"requests": f"{DEFAULT_REQUESTS}; every row of a trace"}
     return Group(group.title, tuple(replace(o, default=named.get(o.key, o.default)) for o in kept))
+
+
+def _split(value: Any, name: str) -> str:
+    return "off" if value == "off" else split(value, name)
 
 
 ASKED = Group(
@@ -71,8 +75,7 @@ ASKED = Group(
             "--price", "price", "of one device, such as l4-24gb=0.7/h; a comma list", text, "DEVICE=X/h", repeat=True
         ),
         Option("--tune", "tune", "also try values of " + ", ".join(key.replace("_", "-") for key in TUNED)),
-        Option("--disagg", "disagg", "prefill:decode servers to try, off: together; a comma list", text, "P:D", "off"),
-        Option("--link", "link", "between prefill and decode servers", parse_link, "RATE", "25GB/s"),
+        Option("--disagg", "disagg", "prefill:decode servers, off: together", _split, "P:D", "off", swept=True),
         Option("--seeds", "seeds", "seeds that a finalist is searched under", count(maximum=10), default="3"),
         Option(
             "--fresh-seeds",
@@ -109,6 +112,7 @@ def build_parser() -> Parser:
         EXAMPLES,
         (
             ASKED,
+            Group("link between prefill and decode", _LINK),
             _workload(WORKLOAD),
             _workload(TRACE),
             *SERVER_GROUPS,
@@ -164,7 +168,9 @@ def plan_spec(values: dict[str, Any], console: Console | None = None) -> PlanSpe
     workload = workload_spec(asked)
     notes: list[str] = []
     requests = load_requests(workload, notes)
-    axes = {key: value for key, value in values.items() if isinstance(value, list) and key not in ("slo", "price")}
+    axes = {
+        key: value for key, value in values.items() if isinstance(value, list) and key not in ("slo", "price", "disagg")
+    }
     if values.get("tune"):
         tried = {key: list(tried) for key, tried in TUNED.items() if key not in values}
         if requests.content is None and "prefix_caching" in tried:
@@ -172,7 +178,7 @@ def plan_spec(values: dict[str, Any], console: Console | None = None) -> PlanSpe
             del tried["prefix_caching"]
         axes |= tried
     servers = [server_spec(values | point) for point in grid(axes)]
-    found = candidates(servers, _splits(values))
+    found = candidates(servers, _fleets(values))
     prices = dict(parse_price(item.strip(), "price") for one in values.get("price", ()) for item in one.split(","))
     check_prices(found, prices)
     for note in notes:
@@ -188,13 +194,14 @@ def plan_spec(values: dict[str, Any], console: Console | None = None) -> PlanSpe
     )
 
 
-def _splits(values: dict[str, Any]) -> list[Split | None]:
-    link = values.get("link", parse_link("25GB/s", "link"))
-
-    def parse(item: str, name: str) -> Split | None:
-        return parse_split(item, name, link)
-
-    return parse_list(values.get("disagg", "off"), parse, "--disagg")
+def _fleets(values: dict[str, Any]) -> list[FleetSpec]:
+    asked = values.get("disagg", "off")
+    link = {option.key: values[option.key] for option in _LINK if option.key in values}
+    link.setdefault("link_bytes_per_s", FLEET_CHECKS["link_bytes_per_s"](DEFAULT_LINK, "link"))
+    return [
+        FleetSpec() if form == "off" else FleetSpec(disagg=form, **link)
+        for form in (asked if isinstance(asked, list) else [asked])
+    ]
 
 
 def _config(values: dict[str, Any], spec: PlanSpec) -> dict[str, Any]:

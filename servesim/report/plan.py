@@ -50,27 +50,32 @@ def plan_text(body: Json) -> str:
 
 
 def _candidate_lines(body: Json) -> list[str]:
+    """Return a row for each candidate, those that did exactly alike in one, and below why others have no figures."""
     rows = body["candidates"]
     columns = _varying(rows)
-    table = [
-        [*(_NAMES.get(c, c) for c in columns), "devices", "requests/s", "95% interval", "cost", "binds, or why not"]
-    ]
-    for row in sorted(rows, key=lambda row: (row["cost"] is None, row["cost"] or 0.0)):
-        interval = row["interval"]
-        told = row["cut"] if row["rate"] is None else (row["binds"] or {}).get("budget", "-")
-        if row["too_short"]:
-            told = "the workload ends before anything is late; give more --requests"
+    groups: dict[str, list[Json]] = {}
+    for row in rows:
+        groups.setdefault(row["same_as"] or row["key"], []).append(row)
+    header = [*(_NAMES[c] for c in columns), "devices", "requests/s", "95% interval", "cost", "binds"]
+    table, reasons = [header], []
+    for group in sorted(groups.values(), key=lambda group: (group[0]["cost"] is None, group[0]["cost"] or 0.0)):
+        row, interval = group[0], group[0]["interval"]
+        named = ["/".join(dict.fromkeys(_cell(each.get(column)) for each in group)) for column in columns]
+        if row["rate"] is None:
+            reasons.append(_line("not", f"{' '.join(named)}: {row['cut']}"))
+            continue
+        binds = (row["binds"] or {}).get("budget", "-")
         table.append(
             [
-                *(_cell(row.get(column)) for column in columns),
+                *named,
                 str(row["devices"]),
-                "-" if row["rate"] is None else f"{row['rate']:.2f}",
+                f"{row['rate']:.2f}",
                 "-" if interval is None else f"{interval['low']:.2f}-{interval['high']:.2f}",
-                "-" if row["cost"] is None else f"{row['cost']:,.2f}",
-                told or "-",
+                f"{row['cost']:,.2f}",
+                "more --requests needed: nothing was late" if row["too_short"] else binds,
             ]
         )
-    return _table(table, len(columns))
+    return [*(_table(table, len(columns)) if len(table) > 1 else ()), *reasons]
 
 
 def _front_lines(body: Json) -> list[str]:
@@ -118,7 +123,13 @@ def _chosen_lines(body: Json) -> list[str]:
         lines.append(_line("binds", f"{chosen['binds']['budget']}: {chosen['binds']['told']}"))
     if chosen["fresh"]:
         met = sum(row["met"] for row in chosen["fresh"])
-        lines.append(_line("fresh seeds", f"{met} of {len(chosen['fresh'])} meet the objectives"))
+        told = f"{met} of {len(chosen['fresh'])} meet the objectives"
+        if chosen["steps_back"]:
+            told += f", after {chosen['steps_back']} steps of more room because most did not"
+        lines.append(_line("fresh seeds", told))
+    if chosen["fleet"] is not None:
+        values = "   ".join(f"{slo['name']} {format_ms(slo['value_ms'])}" for slo in chosen["fleet"]["at"]["slo"])
+        lines.append(_line("as a fleet", f"router {chosen['fleet']['router']}   {values}"))
     for name, commands in chosen["flags"].items():
         if commands is None:
             lines.append(_line(name, "has no such server"))
