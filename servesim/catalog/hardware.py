@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from servesim.catalog.power import POWER
 from servesim.errors import InputError
 from servesim.units import GIB, suggest
 
@@ -33,6 +34,9 @@ class Hardware:
     mbu: float = 0.75  # share of bandwidth_gb_s that a step reaches
     overhead_ms: float = 1.0  # host time of a step
     bus_gb_s: float | None = None
+    peak_w: float | None = None  # power at full load; None: no source gives it
+    idle_w: float | None = None  # power at rest, a model loaded
+    power_source: str = ""
     kind: str = "gpu"
     source: str
     date: str
@@ -43,10 +47,9 @@ class Hardware:
     def __post_init__(self) -> None:
         if not self.name or not self.name.isprintable():
             raise InputError(f"hardware name is {self.name!r}, must be printable text")
-        for field in ("memory_gib", "bandwidth_gb_s", "tflops", "mfu", "mbu", "fp8_tflops", "bus_gb_s"):
+        given = [name for name in ("fp8_tflops", "bus_gb_s", "peak_w", "idle_w") if getattr(self, name) is not None]
+        for field in ("memory_gib", "bandwidth_gb_s", "tflops", "mfu", "mbu", *given):
             value = getattr(self, field)
-            if value is None and field in ("fp8_tflops", "bus_gb_s"):
-                continue
             if not _is_number(value) or not 0 < value < 1e9:
                 raise InputError(f"{field} of hardware {self.name!r} is {value!r}, must be a number above 0")
         for field in ("reserve_gib", "overhead_ms"):
@@ -112,7 +115,10 @@ def load_hardware(name: str) -> Hardware:
 def _device(
     name: str, memory_gib: float, bandwidth_gb_s: float, tflops: float, *, source: str, date: str, **rest: Any
 ) -> Hardware:
-    """Return a device by the first columns of the README's table: name, GiB, GB/s, TFLOP/s."""
+    """Return a device by the first columns of the README's table: name, GiB, GB/s, TFLOP/s; its power from `POWER`."""
+    power = POWER.get(name)
+    if power is not None:
+        rest |= {"peak_w": power.peak_w, "idle_w": power.idle_w, "power_source": power.source}
     return Hardware(
         name=name,
         memory_gib=memory_gib,

@@ -11,9 +11,9 @@
     }
 
 Any other field of `Hardware` may stand beside them (`memory_gib`, `bandwidth_gb_s`, `tflops`, `fp8_tflops`, `bus_gb_s`,
-`reserve_gib`, `kind`, `source`, `date`, `note`); without a base the first three must. A field that is not known is an
-error, so that a slip of the pen does not become a default; null stands for a field that is left out, or for a device
-without FP8 units, a bus or parameters.
+`reserve_gib`, `peak_w`, `idle_w`, `kind`, `source`, `date`, `note`); without a base the first three must. A field that
+is not known is an error, so that a slip of the pen does not become a default; null stands for a field that is left out,
+or for a device without FP8 units, a bus, known power or parameters.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from servesim.units import suggest
 SCHEMA = "servesim.device/1"
 MAX_BYTES = 16 * 2**20
 
-_TEXTS = ("name", "kind", "source", "date", "fitted", "note")
+_TEXTS = ("name", "kind", "source", "date", "fitted", "note", "power_source")
 _EFFICIENCY = ("mfu", "mbu", "overhead_ms")
-_MAY_BE_NULL = ("fp8_tflops", "bus_gb_s", "detailed")  # null: the device has none
+_MAY_BE_NULL = ("fp8_tflops", "bus_gb_s", "detailed", "peak_w", "idle_w")  # null: the device has none
 _FIELDS = tuple(field.name for field in fields(Hardware))
 _BESIDE = ("schema", "base", "provenance", "servesim", "command", "config", "partial")
 

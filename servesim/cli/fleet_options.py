@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from servesim.cli.parser import Group, Option
+from servesim.fleet.autoscale import FIGURES
 from servesim.fleet.link import OVERLAPS, SCOPES
 from servesim.fleet.router import ROUTERS
 from servesim.fleet.spec import FLEET_CHECKS, FleetSpec
@@ -27,7 +28,34 @@ FLEET = Group(
         _fleet("--link", "bandwidth of the link that KV crosses, such as 25GB/s", "RATE", key="link_bytes_per_s"),
         _fleet("--link-latency", "added to every transfer", "TIME", "0s", key="link_latency_s"),
         _fleet("--link-scope", "; ".join(f"{name}: {about}" for name, about in SCOPES.items()), "NAME", "shared"),
+        _fleet("--autoscale", "from MIN to MAX replicas, as the load asks", "MIN:MAX", "off"),
+        _fleet(
+            "--scale-on",
+            "figure held at a target: " + "; ".join(f"{name}, {figure.about}" for name, figure in FIGURES.items()),
+            "NAME",
+            "concurrency",
+        ),
+        _fleet("--target", "of that figure", "X", "of the figure", key="scale_target"),
+        _fleet("--cold-start", "from a replica's launch to its first request", "TIME", "90s", key="cold_start_s"),
+        _fleet("--cool-down", "least time from a change to the next step down", "TIME", "5m", key="cool_down_s"),
+        _fleet("--scale-every", "time between decisions; 0: at every arrival", "TIME", "15s", key="scale_every_s"),
         _fleet("--transfer-overlap", "; ".join(f"{name}: {about}" for name, about in OVERLAPS.items()), "NAME", "none"),
+    ),
+)
+
+
+USAGE = Group(
+    "what it costs",
+    (
+        Option(
+            "--price",
+            "price",
+            "of a device an hour: 2.5/h, or l4-24gb=0.7/h for each; a comma list",
+            FLEET_CHECKS["price"],
+            "DEVICE=X/h",
+            repeat=True,
+        ),
+        Option("--energy", "energy", "estimate energy, where the catalogue knows a device's power"),
     ),
 )
 

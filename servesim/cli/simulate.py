@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from servesim.analysis.cost_shares import watch_terms
-from servesim.cli.fleet_options import FLEET, fleet_spec
+from servesim.cli.fleet_options import FLEET, USAGE, fleet_spec
 from servesim.cli.like import like_note
 from servesim.cli.load_options import HORIZON, SLO, WORKLOAD_GROUPS, slos_of, workload_spec
 from servesim.cli.options import (
@@ -66,7 +66,7 @@ def build_parser() -> Parser:
         "simulate",
         "One run of a workload on a simulated server. Exit 1: a request failed or was rejected, an --slo is not met.",
         EXAMPLES,
-        (*WORKLOAD_GROUPS, Group("end", (HORIZON,)), *SERVER_GROUPS, FLEET, output),
+        (*WORKLOAD_GROUPS, Group("end", (HORIZON,)), *SERVER_GROUPS, FLEET, USAGE, output),
     )
 
 

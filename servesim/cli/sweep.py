@@ -8,7 +8,7 @@ from typing import Any
 
 from servesim.analysis.sweep import Cell, Point, cells_run, grid, knee, run_cell
 from servesim.cli.crossings import LINK, colocated_rows, find_crossings
-from servesim.cli.fleet_options import FLEET, fleet_spec
+from servesim.cli.fleet_options import FLEET, USAGE, fleet_spec
 from servesim.cli.load_options import HORIZON, SLO, WORKLOAD_GROUPS, slos_of, workload_spec
 from servesim.cli.options import CONFIG, JOBS, JSON, OUTPUT, PLOT, QUIET, SERVER_GROUPS, gather, server_spec
 from servesim.cli.output import ascii_only, check_plot, result_to
@@ -55,7 +55,15 @@ def build_parser() -> Parser:
         "A grid of runs: a comma list on any option of the workload or the server makes an axis, two make a grid.\n"
         "Exit 1: an --slo is met by no row.",
         EXAMPLES,
-        (*WORKLOAD_GROUPS, Group("end", (HORIZON,)), *SERVER_GROUPS, FLEET, AS_IN_LOADGEN, Group("output", _OUTPUT)),
+        (
+            *WORKLOAD_GROUPS,
+            Group("end", (HORIZON,)),
+            *SERVER_GROUPS,
+            FLEET,
+            USAGE,
+            AS_IN_LOADGEN,
+            Group("output", _OUTPUT),
+        ),
         lists=True,
     )
 
@@ -114,7 +122,8 @@ def _crossings(
 def _axes(parser: Parser, values: dict[str, Any]) -> dict[str, list[Any]]:
     """Return the swept keys with their values, in the order of the options; the load is an axis even if it is one."""
     axes = {key: values[key] for key, option in parser.options.items() if isinstance(values.get(key), list)}
-    axes.pop("slo", None)
+    for key in ("slo", "price"):
+        axes.pop(key, None)
     if not values.keys() & LOADS:
         axes["concurrency"] = [1] if scanned(axes) else DEFAULT_CONCURRENCIES
     for key in LOAD_AXES:

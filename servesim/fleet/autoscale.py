@@ -171,9 +171,15 @@ class ScaledFleet(Fleet):
     def run(self, config: dict[str, Any] | None = None) -> Run:
         end_s = self.end_s
         paid_s = self.gpu_seconds()
+        seconds = [0.0] * len(self.replicas)
+        for life in self.lives:
+            seconds[life.replica] += (end_s if life.ended_s is None else life.ended_s) - life.launched_s
         run = super().run(config)
         run.scaling = {
             "replica_seconds": paid_s,
+            "seconds": seconds,
+            "minimum": self.scaling.minimum,
+            "maximum": self.scaling.maximum,
             "end_s": end_s,
             "peak": most_at_once(self.lives, end_s),
             "lives": [
@@ -210,6 +216,7 @@ class Figure:
 
     about: str
     value: Callable[[ScaledFleet, float], float]
+    target: float  # where none is given
     recent: bool = False
 
 
@@ -253,8 +260,8 @@ def _ttft_p95(fleet: ScaledFleet, now: float) -> float:
 
 
 FIGURES: dict[str, Figure] = {
-    "waiting": Figure("waiting requests per replica", _waiting),
-    "kv": Figure("part of the KV blocks in use, 0 to 1", _kv),
-    "concurrency": Figure("requests in flight per replica", _concurrency),
-    "ttft_p95": Figure("p95 of TTFT over the window, in seconds", _ttft_p95, recent=True),
+    "waiting": Figure("waiting requests per replica", _waiting, 4.0),
+    "kv": Figure("part of the KV blocks in use, 0 to 1", _kv, 0.7),
+    "concurrency": Figure("requests in flight per replica", _concurrency, 16.0),
+    "ttft_p95": Figure("p95 of TTFT over the window, a time", _ttft_p95, 1.0, recent=True),
 }

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from servesim.cost.model import CostModel
 from servesim.engine.server import Server, build_server
 from servesim.engine.spec import ServerSpec
 from servesim.errors import InputError
+from servesim.fleet.autoscale import ScaledFleet
 from servesim.fleet.disaggregation import Disaggregation
 from servesim.fleet.fleet import Fleet, Kind
 from servesim.fleet.link import Link
 from servesim.fleet.spec import FleetSpec, KindSpec
+from servesim.fleet.usage import Worked
+from servesim.records import Run
 from servesim.workload.workload import Workload
 
 
@@ -43,8 +46,38 @@ class Deployment:
     @property
     def lone(self) -> Server | None:
         """The one server that this is, if it is no fleet."""
-        is_lone = len(self.kinds) == 1 and self.kinds[0].count == 1
+        is_lone = len(self.kinds) == 1 and self.kinds[0].count == 1 and self.spec.autoscale is None
         return self.kinds[0].server if is_lone else None
+
+    def without_tiers(self) -> Deployment:
+        """Return the same fleet with nothing below its devices' caches."""
+        kinds = []
+        for built in self.kinds:
+            config = replace(built.server.config, kv_tiers=())
+            kinds.append(replace(built, server=replace(built.server, config=config)))
+        return replace(self, kinds=tuple(kinds))
+
+    @property
+    def has_tiers(self) -> bool:
+        return any(built.server.config.kv_tiers for built in self.kinds)
+
+    def worked(self, run: Run) -> list[Worked]:
+        """Return what each replica of a run of this fleet did, and how long it was paid for."""
+        totals = run.engine
+        assert totals is not None  # it was simulated
+        if not run.replicas:
+            paid_s = totals.elapsed_s if run.scaling is None else run.scaling["replica_seconds"]
+            return [Worked(server=self.kinds[0].server, paid_s=paid_s, busy_s=totals.busy_s, steps=totals.steps)]
+        servers = [built.server for built in self.kinds for _ in range(built.count)]
+        return [
+            Worked(
+                server=servers[replica["replica"]],
+                paid_s=totals.elapsed_s if run.scaling is None else run.scaling["seconds"][replica["replica"]],
+                busy_s=replica["busy"] * totals.elapsed_s,
+                steps=replica["steps"],
+            )
+            for replica in run.replicas
+        ]
 
     @property
     def engines(self) -> int:
@@ -56,7 +89,7 @@ class Deployment:
         With a fleet file the server's keys are those that were asked for, and each kind has its own, `effective`.
         """
         spec = self.spec
-        fleet = {field.name: getattr(spec, field.name) for field in fields(spec)}
+        fleet = spec.as_dict()
         if spec.fleet is None:
             return {**self.kinds[0].server.describe(), **fleet}
         kinds = [{**built.kind.as_dict(), "effective": built.server.describe()} for built in self.kinds]
@@ -70,6 +103,9 @@ class Deployment:
             kind = Kind(name=built.name, config=config, cost=cost, count=built.count)
             roles[built.kind.role].append(kind)
         spec = self.spec
+        scaling = spec.scaling()
+        if scaling is not None:
+            return ScaledFleet(workload, roles["both"][0], scaling, router=spec.router, seed=seed)
         if not spec.is_apart:
             return Fleet(workload, roles["both"], router=spec.router, seed=seed)
         assert spec.link_bytes_per_s is not None

@@ -32,6 +32,7 @@ def merged_run(
         engine=totals,
         replicas=[figures_of(replica, totals.elapsed_s) for replica in replicas] if len(replicas) > 1 else [],
         homes={"replica": homes} if len(replicas) > 1 else {},
+        offload=add_tiers(replicas),
         violations=broken_laws(Facts([replica.engine for replica in replicas], workload.requests, records, log)),
     )
 
@@ -87,6 +88,22 @@ def add_totals(replicas: Sequence[Replica]) -> EngineTotals:
     fullest = max(replica.engine.totals.kv_peak_blocks / replica.engine.totals.num_blocks for replica in replicas)
     total.kv_peak_blocks = round(fullest * total.num_blocks)
     return total
+
+
+def add_tiers(replicas: Sequence[Replica]) -> list[dict[str, Any]]:
+    """Return the sums of what the replicas' KV tiers did, level by level; an endless tier stays endless."""
+    added: list[dict[str, Any]] = []
+    for replica in replicas:
+        tiers = replica.engine.pool.tiers
+        for level, tier in enumerate([] if tiers is None else tiers.describe()):
+            if level == len(added):
+                added.append(tier)
+                continue
+            for name, value in tier.items():
+                if name not in ("tier", "block_bytes"):
+                    before = added[level][name]
+                    added[level][name] = None if before is None or value is None else before + value
+    return added
 
 
 def figures_of(replica: Replica, elapsed_s: float, role: str = "both") -> dict[str, Any]:

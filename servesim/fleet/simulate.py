@@ -12,6 +12,7 @@ from servesim.engine.spec import SERVER_CHECKS, ServerSpec, seconds
 from servesim.fleet.build import Deployment, build_deployment
 from servesim.fleet.fleet import Fleet
 from servesim.fleet.spec import FLEET_CHECKS, FleetSpec
+from servesim.fleet.usage import usage
 from servesim.records import Run
 from servesim.units import suggest
 from servesim.workload.build import build_workload
@@ -76,7 +77,7 @@ def run_deployment(
     if server is not None:
         run = run_workload(server, spec, workload=workload, horizon_s=horizon_s, observer=observer, watch=watch)
         run.config = {**deployment.describe(), **spec.as_dict(), "horizon_s": run.config["horizon_s"]}
-        return run
+        return _with_usage(run, deployment)
     if horizon_s is not None:
         horizon_s = seconds(positive=True)(horizon_s, "horizon_s")
     costs = [built.server.cost() for built in deployment.kinds]
@@ -90,6 +91,16 @@ def run_deployment(
         steps[replica["name"]] += replica["steps"]
     for built, cost in zip(deployment.kinds, costs, strict=True):
         judge_floor(run, built.server, cost, steps[built.name])
+    return _with_usage(run, deployment)
+
+
+def _with_usage(run: Run, deployment: Deployment) -> Run:
+    """Say what a run used, where it was asked or the fleet grows and shrinks."""
+    spec = deployment.spec
+    if spec.autoscale is not None or spec.price is not None or spec.energy:
+        run.usage = usage(run, deployment.worked(run), spec.price or (), energy=spec.energy)
+        if spec.energy and run.usage["energy"] is None:
+            run.warnings.append("no energy: the catalogue has no power at rest of a device (servesim hardware NAME)")
     return run
 
 

@@ -16,11 +16,13 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from servesim.catalog.json_file import read_object
-from servesim.engine.spec import SERVER_CHECKS, Check, ServerSpec, count, one_of, seconds, text
+from servesim.engine.spec import SERVER_CHECKS, Check, ServerSpec, count, one_of, seconds, switch, text
 from servesim.errors import InputError
+from servesim.fleet.autoscale import FIGURES, Scaling
 from servesim.fleet.link import OVERLAPS, SCOPES
 from servesim.fleet.router import ROUTERS
-from servesim.units import parse_bandwidth, parse_finite, shown, suggest
+from servesim.fleet.usage import parse_prices
+from servesim.units import parse_bandwidth, parse_duration, parse_finite, shown, suggest
 
 MAX_BYTES = 2**20
 MAX_REPLICAS = 10_000
@@ -81,14 +83,21 @@ def _kind(values: Mapping[str, Any], where: str) -> KindSpec:
             continue
         if key not in SERVER_CHECKS:
             raise InputError(f"{where}: {suggest('option', str(key), ('name', 'count', 'role', *SERVER_CHECKS))}")
-        options[key] = SERVER_CHECKS[key](value, f"{where}: {key}")
+        options[key] = _checked(SERVER_CHECKS[key], value, key, where)
     given = values.get("name")
     return KindSpec(
-        name=None if given is None else text(given, f"{where}: name"),
-        count=count(maximum=MAX_REPLICAS)(values.get("count", 1), f"{where}: count"),
-        role=one_of("role", ROLES)(values.get("role", "both"), f"{where}: role"),
+        name=None if given is None else _checked(text, given, "name", where),
+        count=_checked(count(maximum=MAX_REPLICAS), values.get("count", 1), "count", where),
+        role=_checked(one_of("role", ROLES), values.get("role", "both"), "role", where),
         options=tuple(options.items()),
     )
+
+
+def _checked(check: Check, value: Any, name: str, where: str) -> Any:
+    try:
+        return check(value, name)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
 
 
 def split(value: Any, name: str) -> str:
@@ -104,6 +113,24 @@ def bandwidth(value: Any, name: str) -> float:
     return parse_bandwidth(value, name) if isinstance(value, str) else parse_finite(value, name, above=0.0)
 
 
+def limits(value: Any, name: str) -> str:
+    """Check for `MIN:MAX`, the fewest and the most replicas of a fleet that grows and shrinks."""
+    parts = value.split(":") if isinstance(value, str) else ()
+    if len(parts) != 2 or not all(part.isascii() and part.isdigit() for part in parts):
+        raise InputError(f"{name} is {shown(value)}, must be the fewest and the most replicas such as 1:8")
+    fewest, most = (count(maximum=MAX_REPLICAS)(part, name) for part in parts)
+    if fewest > most:
+        raise InputError(f"{name} is {shown(value)}, must have no more at least than at most")
+    return f"{fewest}:{most}"
+
+
+def target(value: Any, name: str) -> float:
+    """Check for what a figure is held at: a number, or a time where it is a latency."""
+    if isinstance(value, str) and value[-1:].isalpha():
+        return parse_duration(value, name, positive=True)
+    return parse_finite(value, name, above=0.0)
+
+
 FLEET_CHECKS: dict[str, Check] = {
     "replicas": count(maximum=MAX_REPLICAS),
     "router": one_of("router", ROUTERS),
@@ -113,8 +140,24 @@ FLEET_CHECKS: dict[str, Check] = {
     "link_latency_s": seconds(),
     "link_scope": one_of("link scope", SCOPES),
     "transfer_overlap": one_of("transfer overlap", OVERLAPS),
+    "autoscale": limits,
+    "scale_on": one_of("figure to scale on", FIGURES),
+    "scale_target": target,
+    "cold_start_s": seconds(),
+    "cool_down_s": seconds(),
+    "scale_every_s": seconds(),
+    "price": parse_prices,
+    "energy": switch,
 }
 """What each field of `FleetSpec` accepts: a flag's text or a JSON value, with the name it was given under."""
+
+
+SAID_WHEN_USED = frozenset(
+    "autoscale scale_on scale_target cold_start_s cool_down_s scale_every_s price energy".split()
+)
+"""Fields that a configuration names only where they are used."""
+
+_SCALING = ("scale_on", "scale_target", "cold_start_s", "cool_down_s", "scale_every_s")
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -129,6 +172,14 @@ class FleetSpec:
     link_latency_s: float = 0.0
     link_scope: str = "shared"
     transfer_overlap: str = "none"
+    autoscale: str | None = None  # "MIN:MAX" replicas
+    scale_on: str | None = None  # a key of FIGURES: "concurrency"
+    scale_target: float | None = None
+    cold_start_s: float | None = None
+    cool_down_s: float | None = None
+    scale_every_s: float | None = None
+    price: tuple[str, ...] | None = None  # of devices, an hour
+    energy: bool = False
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -141,11 +192,16 @@ class FleetSpec:
                 ("replicas", self.replicas > 1),
                 ("fleet", self.fleet is not None),
                 ("disagg", self.disagg is not None),
+                ("autoscale", self.autoscale is not None),
             )
             if is_given
         ]
         if len(given) > 1:
             raise InputError(f"{' and '.join(given)} all say what engines there are; give one of them")
+        if self.autoscale is None:
+            for name in _SCALING:
+                if getattr(self, name) is not None:
+                    raise InputError(f"{name} is given, but nothing grows or shrinks; give --autoscale, such as 1:8")
         if self.is_apart and self.link_bytes_per_s is None:
             raise InputError("prefill and decode apart need a link; give its bandwidth, such as --link 25GB/s")
         if not self.is_apart:
@@ -157,6 +213,31 @@ class FleetSpec:
             ):
                 if getattr(self, name) != default:
                     raise InputError(f"{name} is given, but no KV crosses a link; give --disagg, or roles in --fleet")
+
+    def scaling(self) -> Scaling | None:
+        """Return how the number of replicas follows the load, what was not given filled in; None where it does not."""
+        if self.autoscale is None:
+            return None
+        fewest, most = map(int, self.autoscale.split(":"))
+        on = self.scale_on or "concurrency"
+        given = {
+            "target": FIGURES[on].target if self.scale_target is None else self.scale_target,
+            "cold_start_s": self.cold_start_s,
+            "cool_down_s": self.cool_down_s,
+            "every_s": self.scale_every_s,
+        }
+        return Scaling(minimum=fewest, maximum=most, on=on, **{k: v for k, v in given.items() if v is not None})
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields by name, of those that are `SAID_WHEN_USED` the ones that are, with the values in force."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        scaling = self.scaling()
+        if scaling is not None:
+            values |= {"scale_on": scaling.on, "scale_target": scaling.target, "cold_start_s": scaling.cold_start_s}
+            values |= {"cool_down_s": scaling.cool_down_s, "scale_every_s": scaling.every_s}
+        if self.price is not None:
+            values["price"] = list(self.price)
+        return {name: value for name, value in values.items() if value or name not in SAID_WHEN_USED}
 
     @property
     def is_apart(self) -> bool:
@@ -170,4 +251,5 @@ class FleetSpec:
         if self.disagg is not None:
             prefill, decode = map(int, self.disagg.split(":"))
             return KindSpec(count=prefill, role="prefill"), KindSpec(count=decode, role="decode")
-        return (KindSpec(count=self.replicas),)
+        scaling = self.scaling()
+        return (KindSpec(count=self.replicas if scaling is None else scaling.maximum),)

@@ -106,12 +106,21 @@ def device_text(device: Hardware) -> str:
         ("ridge", f"{format_number(device.ridge_flop_per_byte, 0)} FLOP per byte, by the datasheet"),
         ("overhead", f"{device.overhead_ms:g} ms of a step"),
         ("bus", bus),
+        ("power", _power_text(device)),
         ("detailed", ", ".join(f"{name} {value:g}" for name, value in (device.detailed or {}).items())),
         ("fitted", device.fitted),
         ("note", device.note),
         ("source", f"{device.source}{f' ({device.date})' if device.date else ''}"),
     ]
     return _block(device.name, [fact for fact in facts if fact[1]])
+
+
+def _power_text(device: Hardware) -> str:
+    """Return what a device draws, and who says so."""
+    if device.peak_w is None:
+        return ""
+    idle = "unknown" if device.idle_w is None else f"{device.idle_w:g} W"
+    return f"{device.peak_w:g} W at full load, {idle} at rest ({device.power_source})"
 
 
 def device_dict(device: Hardware) -> dict[str, Any]:
