@@ -102,7 +102,7 @@ class Summary:
     output_tokens: Distribution | None
     errors: dict[str, int]
     engine: EngineFigures
-    replicas: list[dict[str, Any]] | None  # None: one engine
+    per_replica: list[dict[str, Any]] | None  # None: one engine
     imbalance: dict[str, dict[str, float | None]] | None  # by role
     stages_ms: dict[str, Distribution | None] | None  # None: prefill and decode are not apart
     link: dict[str, Any] | None
@@ -134,7 +134,7 @@ class Summary:
 
 
 LEFT_OUT = (
-    *("replicas", "imbalance", "stages_ms", "link", "offload", "speculation", "overload", "scaling", "usage"),
+    *("per_replica", "imbalance", "stages_ms", "link", "offload", "speculation", "overload", "scaling", "usage"),
     *("classes", "fairness", "slo", "goodput", "client", "server"),
 )
 """Keys of a summary that a document has only where there is something to say."""

@@ -69,7 +69,7 @@ def _summarize(run: Run, slos: Sequence[Slo]) -> _Part:
         output_tokens=describe(Tally(Counter(done.column(run.records.output_tokens)))),
         errors=_count_errors(run),
         engine=_engine_figures(run),
-        replicas=run.replicas or None,
+        per_replica=run.replicas or None,
         imbalance=imbalance(run.replicas),
         stages_ms=stages_ms(run),
         link=run.link,

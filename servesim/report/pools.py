@@ -18,7 +18,7 @@ _COLUMNS = ("requests", "busy", "mean batch", "KV peak", "KV mean", "preemptions
 def pool_lines(summary: Summary, label: int) -> Iterable[str]:
     """Yield the lines of replicas and link; `label` is the width of the first column."""
     for role, spread in (summary.imbalance or {}).items():
-        pool = [replica for replica in summary.replicas or () if replica["role"] == role]
+        pool = [replica for replica in summary.per_replica or () if replica["role"] == role]
         named = "replicas" if role == "both" else role
         uneven = "   ".join(
             f"{name.replace('computed_', '')} {format_number(value, 2)}x" for name, value in spread.items()
