@@ -162,6 +162,15 @@ def check_loads(port: int, checks: Checks) -> dict[int, dict[str, Any]]:
     return runs
 
 
+def check_prompts(port: int, checks: Checks) -> None:
+    """Synthetic prompts of many lengths land on them, by the server's own count."""
+    shape = ["--prompt-tokens", "36-600", "--max-tokens", "1", "--requests", "20", "--concurrency", "2"]
+    _, run = run_json("loadgen", "--url", f"http://127.0.0.1:{port}", *shape)
+    accuracy = run["prompt_accuracy"]
+    share, worst = accuracy["within_tolerance"], accuracy["max_error_tokens"]
+    checks.that(share >= 0.95, f"{share:.0%} of prompts of 36 to 600 tokens land, the worst is off by {worst}")
+
+
 def check_overlong_prompt(port: int, checks: Checks) -> None:
     code, run = run_json("loadgen", "--url", f"http://127.0.0.1:{port}", "--requests", "1", "--prompt", "word " * 2000)
     requests, errors = run.get("requests", {}), run.get("errors", {})
@@ -221,6 +230,7 @@ def main() -> int:
     with server(port, threads) as process:
         run_json(*load(port, 1, 1, "--wait-ready", "120s"))
         runs = check_loads(port, checks)
+        check_prompts(port, checks)
         check_overlong_prompt(port, checks)
         check_killed_server(port, process, checks)
     print(table(runs))
