@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from servesim.cli.options import CONFIG, COST, DEVICE, JSON, LIMITS, OUTPUT, QUIET, gather, server_spec
+from servesim.cli.options import ADAPTERS, CONFIG, COST, DEVICE, JSON, LIMITS, OUTPUT, QUIET, TIERS, gather, server_spec
 from servesim.cli.output import result_to
 from servesim.cli.parser import Group, Option, Parser
 from servesim.console import Console
 from servesim.engine.server import build_server
 from servesim.engine.spec import count
-from servesim.report.capacity import capacity_dict, capacity_text
+from servesim.report.capacity import beside_dict, beside_lines, capacity_dict, capacity_text
 from servesim.report.cost import cost_dict, cost_text, plan_shares
 
 EXAMPLES = (
@@ -21,7 +21,7 @@ EXAMPLES = (
 )
 
 # What decides memory and the cost of a step; the scheduler's other limits change neither.
-_LIMITS = ("max_model_len", "like_vllm", "rules")
+_LIMITS = ("max_model_len", "like_vllm", "rules", "prefix_caching")
 
 EXPLAIN_COST = Option("--explain-cost", "explain_cost", "also the share of each term of the cost model in a step")
 
@@ -48,7 +48,7 @@ def build_parser() -> Parser:
         "capacity",
         "The memory plan of a model on a device, with its arithmetic, and the critical batch.",
         EXAMPLES,
-        (DEVICE, limits, QUESTIONS, COST, output),
+        (DEVICE, limits, TIERS, ADAPTERS, QUESTIONS, COST, output),
     )
 
 
@@ -70,12 +70,12 @@ def run(argv: Sequence[str]) -> int:
 
             known = server.describe() | {"tokens_per_request": plan.tokens_per_request, "context": context}
             config = {key: known[key] for key in parser.options if key in known}
-            body = capacity_dict(plan, context)
+            body = capacity_dict(plan, context) | beside_dict(server)
             if values.get("explain_cost"):
                 body["cost"] = cost_dict(plan_shares(server, context))
             write(to_json(document("capacity", config, body)))
         else:
-            write(capacity_text(plan, context))
+            write(capacity_text(plan, context, beside_lines(server)))
             if values.get("explain_cost"):
                 write("\n" + cost_text(plan_shares(server, context)))
     plan.require_start()

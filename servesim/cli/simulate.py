@@ -35,9 +35,10 @@ from servesim.records import Run
 from servesim.report.cost import CostShare, cost_dict, cost_text, run_shares
 from servesim.report.documents import summary_document, to_json
 from servesim.report.explain import explain, explain_text
+from servesim.report.features import gain_text, without_tiers
 from servesim.report.setup import setup_text
 from servesim.report.terminal import plot_run
-from servesim.report.text import summary_text
+from servesim.report.text import LABEL, summary_text
 from servesim.runfile import RunWriter, write_lines
 from servesim.summary import Summary, summarize
 from servesim.workload.build import drive, load_requests
@@ -85,13 +86,15 @@ def run(argv: Sequence[str]) -> int:
     with ExitStack() as stack:
         write = stack.enter_context(result_to(values.get("output")))
         saved = stack.enter_context(RunWriter(values["save"])) if "save" in values else None
-        done, summary, shares = _run(values, console)
+        done, summary, without, shares = _run(values, console)
         if "explain" in values:
             told = explain(done, values["explain"])
         if values.get("json"):
             document = summary_document("simulate", done.config, summary)
             if "explain" in values:
                 document["explanation"] = told.as_dict()
+            if without is not None:
+                document["offload"]["without"] = without_tiers(without)
             if shares:
                 document["cost"] = cost_dict(shares)
             write(to_json(document))
@@ -99,6 +102,8 @@ def run(argv: Sequence[str]) -> int:
             write(setup_text(done.config) + summary_text(summary))
             if "explain" in values:
                 write("\n" + explain_text(told))
+            if without is not None:
+                write("\n" + gain_text(summary, without, LABEL))
             if shares:
                 write("\n" + cost_text(shares))
             if values.get("plot"):
@@ -111,7 +116,7 @@ def run(argv: Sequence[str]) -> int:
     return exit_code(summary)
 
 
-def _run(values: dict[str, Any], console: Console) -> tuple[Run, Summary, list[CostShare]]:
+def _run(values: dict[str, Any], console: Console) -> tuple[Run, Summary, Summary | None, list[CostShare]]:
     deployment = build_deployment(server_spec(values), fleet_spec(values))
     spec, slos = workload_spec(values), slos_of(values)
     if values.get("explain_cost") and deployment.lone is None:
@@ -130,10 +135,16 @@ def _run(values: dict[str, Any], console: Console) -> tuple[Run, Summary, list[C
         done = run_deployment(deployment, spec, workload=workload, horizon_s=values.get("horizon_s"), watch=watch)
     if values.get("slo"):
         done.config["slo"] = values["slo"]
+    without = None
+    if deployment.has_tiers and not done.partial:  # the same load once more, to tell what they are worth
+        bare = run_deployment(
+            deployment.without_tiers(), spec, workload=drive(spec, requests), horizon_s=values.get("horizon_s")
+        )
+        without = summarize(bare, slos)
     shares = []
     if values.get("explain_cost") and deployment.lone is not None:
         shares = run_shares(watch_terms(deployment.lone, drive(spec, requests), values.get("horizon_s")))
-    return done, summarize(done, slos), shares
+    return done, summarize(done, slos), without, shares
 
 
 def exit_code(summary: Summary) -> int:

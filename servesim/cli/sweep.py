@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from servesim.analysis.offload_gain import PAYS, stops_paying
 from servesim.analysis.sweep import Cell, Point, cells_run, grid, knee, run_cell
 from servesim.cli.crossings import LINK, colocated_rows, find_crossings
 from servesim.cli.fleet_options import FLEET, USAGE, fleet_spec
@@ -21,7 +22,7 @@ from servesim.fleet.build import build_deployment
 from servesim.interrupts import Interrupts
 from servesim.report.documents import sweep_document, to_json
 from servesim.report.scan import scan_json, scan_text
-from servesim.report.sweep import sweep_text
+from servesim.report.sweep import pays_text, sweep_text
 from servesim.report.terminal import plot_rows
 from servesim.summary import Summary
 from servesim.workload.build import load_requests
@@ -186,8 +187,13 @@ def _report(
 ) -> str:
     at = _knee(axes, summaries)
     scan = _scan(axes, points, summaries)
+    sizes = _sizes(axes, points)
+    means = [None if summary.ttft_ms is None else summary.ttft_ms.mean for summary in summaries]
+    pays = stops_paying(sizes, means) if sizes else None
     if not values.get("json"):
         told = scan_text(scan) if scan is not None else sweep_text(points, summaries, at, crossings)
+        if sizes:
+            told += "\n" + pays_text(None if pays is None else sizes[pays], PAYS) + "\n"
         if not values.get("plot"):
             return told
         return f"{told}\n{plot_rows(points, summaries, at, ascii_only=ascii_only(values.get('output')))}"
@@ -196,6 +202,8 @@ def _report(
     document["partial"] = partial
     if scan is not None:
         document["scan"] = scan_json(scan)
+    if sizes:
+        document["stops_paying"] = pays
     if crossings:
         document["crossings"] = [{**point, **found} for point, found in crossings]
     return to_json(document)
@@ -214,6 +222,12 @@ def _config(values: dict[str, Any], axes: dict[str, list[Any]], first: Cell) -> 
         config |= {key: None for key in (*DECIDED, "num_blocks") if key not in values}
     config |= {key: items if len(items) > 1 else items[0] for key, items in axes.items()}
     return config | ({"slo": values["slo"]} if values.get("slo") else {})
+
+
+def _sizes(axes: dict[str, list[Any]], points: list[Point]) -> list[str]:
+    """Return the sizes of the KV tiers, where they are swept and nothing else is."""
+    swept = [key for key, items in axes.items() if len(items) > 1]
+    return [point["kv_offload"] for point in points] if swept == ["kv_offload"] else []
 
 
 def _knee(axes: dict[str, list[Any]], summaries: list[Summary]) -> int | None:

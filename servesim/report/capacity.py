@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from textwrap import fill
 
 from servesim.catalog.model import Attention, Model
 from servesim.catalog.weights import KV_BYTES, WEIGHT_BYTES
 from servesim.cost.memory import CapacityPlan, format_reserve
 from servesim.cost.roofline import Roofline, critical_batch
+from servesim.engine.server import Server
 from servesim.units import format_bytes, format_duration, format_gb, format_gib, format_number, format_si
 
 WIDTH = 98
@@ -15,10 +17,13 @@ WIDTH = 98
 Line = tuple[str, str, str]  # what, the figure with its unit, how it comes about
 
 
-def capacity_text(plan: CapacityPlan, context: int | None = None) -> str:
-    """Return the plan as a labelled block of text; with `context`, the critical batch there too."""
+def capacity_text(plan: CapacityPlan, context: int | None = None, beside: Sequence[Line] = ()) -> str:
+    """Return the plan as a labelled block of text; with `context`, the critical batch there too.
+
+    `beside` are the lines of what a server has beside its cache (`beside_lines`).
+    """
     model, hardware = plan.model, plan.hardware
-    lines = [*_memory_lines(plan), *_start_lines(plan), *_cost_lines(plan, context)]
+    lines = [*_memory_lines(plan), *beside, *_start_lines(plan), *_cost_lines(plan, context)]
     label_width = max(len(label) for label, _, _ in lines)
     figure_width = max(len(figure) for _, figure, _ in lines)
     rows = [f"  {label:<{label_width}}  {figure:>{figure_width}}  {how}".rstrip() for label, figure, how in lines]
@@ -66,6 +71,43 @@ def capacity_dict(plan: CapacityPlan, context: int | None = None) -> dict[str, o
         },
         "warnings": list(plan.warnings),
     }
+
+
+def beside_lines(server: Server) -> list[Line]:
+    """Return what a server's adapters take out of its memory, and what the KV tiers below its cache hold."""
+    lines, plan, spec = [], server.plan, server.spec
+    if server.adapter_bytes:
+        size = format_gib((spec.max_loras or 0) * server.adapter_bytes)
+        how = f"{spec.max_loras} x {format_bytes(server.adapter_bytes)} of rank {spec.adapter_rank}, in the reserve"
+        lines.append(("adapters", size, how))
+    for tier in server.config.kv_tiers:
+        blocks = tier.blocks or 0
+        tokens = blocks * plan.block_size
+        how = (
+            f"{blocks:,} blocks = {tokens:,} tokens, {tokens / plan.kv_tokens:,.1f} of the device's cache, "
+            f"{format_duration(tier.block_s)} a block"
+        )
+        lines.append((f"kv tier {tier.name}", format_gb(blocks * tier.block_bytes), how))
+    return lines
+
+
+def beside_dict(server: Server) -> dict[str, object]:
+    """Return the same under the names of `capacity --json`; nothing where there is nothing."""
+    found: dict[str, object] = {}
+    if server.adapter_bytes:
+        found["adapter_bytes"] = server.adapter_bytes
+    if server.config.kv_tiers:
+        found["kv_tiers"] = [
+            {
+                "tier": tier.name,
+                "blocks": tier.blocks,
+                "tokens": (tier.blocks or 0) * server.plan.block_size,
+                "size_bytes": (tier.blocks or 0) * tier.block_bytes,
+                "block_ms": tier.block_s * 1e3,
+            }
+            for tier in server.config.kv_tiers
+        ]
+    return found
 
 
 def vllm_log_line(plan: CapacityPlan, max_model_len: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from servesim.engine.offload import DEFAULT_LINK
 from servesim.report.numbers import bandwidth
 from servesim.units import format_duration
 
@@ -43,6 +44,9 @@ def setup_text(config: Mapping[str, Any]) -> str:
     together = _together(config)
     if together:
         lines.append(("fleet", together))
+    beside = _beside(config)
+    if beside:
+        lines.append(("beside", beside))
     lines.append(("workload", _workload(config)))
     return "".join(f"{label:<{LABEL}}{'   '.join(parts)}\n" for label, parts in lines)
 
@@ -78,6 +82,23 @@ def _together(config: Mapping[str, Any]) -> list[str]:
     return parts
 
 
+def _beside(config: Mapping[str, Any]) -> list[str]:
+    """Return what is on of that which may be off: drafts, tiers below the device, adapters, growing and shrinking."""
+    parts = []
+    if config.get("spec_tokens"):
+        parts.append(f"{config['spec_tokens']} drafted tokens, acceptance {config['acceptance']}")
+    if config.get("kv_offload"):
+        overlap = ", overlapped" if config.get("offload_overlap") else ""
+        parts.append(f"KV tiers {config['kv_offload']} over {config.get('offload_link', DEFAULT_LINK)}{overlap}")
+    if config.get("max_loras"):
+        parts.append(f"{config['max_loras']} adapters of rank {config.get('adapter_rank', 16)}")
+    if config.get("autoscale"):
+        start, rest = (format_duration(config[key]) for key in ("cold_start_s", "cool_down_s"))
+        parts.append(f"autoscale {config['autoscale']} on {config['scale_on']} {config['scale_target']:g}")
+        parts.append(f"cold start {start}, cool-down {rest}")
+    return parts
+
+
 def _server(config: Mapping[str, Any]) -> str:
     """Return model, device and how many of them: of one data-parallel rank, which is what a run simulates."""
     devices = config["tensor_parallel_size"] * config.get("pipeline_parallel_size", 1)
@@ -108,6 +129,12 @@ def _workload(config: Mapping[str, Any]) -> list[str]:
         parts.append(f"concurrency {config['concurrency']:,}")
     if config["rate"] is not None:
         parts.append(f"{config['rate']:g}/s {config['arrivals']}")
+    if config.get("rate_schedule"):
+        parts.append(f"rate schedule {config['rate_schedule']} {config['arrivals']}")
+    if config.get("classes"):
+        parts.append(f"classes {config['classes']}")
+    if config.get("adapters"):
+        parts.append(f"{config['adapters']:,} adapters")
     if config.get("ramp_s"):
         parts.append(f"ramp {format_duration(config['ramp_s'])}")
     if config["shared_prefix_tokens"]:
@@ -118,5 +145,6 @@ def _workload(config: Mapping[str, Any]) -> list[str]:
         if config.get(name) is not None:
             parts.append(f"{told} {format_duration(config[name])}")
     if config["retries"]:
-        parts.append(f"{config['retries']} retries")
+        budget = f", budget {config['retry_budget']:g}" if config.get("retry_budget") is not None else ""
+        parts.append(f"{config['retries']} retries{budget}")
     return [*parts, f"seed {config['seed']}"]

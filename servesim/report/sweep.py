@@ -42,6 +42,33 @@ APART: dict[str, Cell] = {
     "link busy": lambda s: percent(None if s.link is None else s.link["busy"]),
 }
 
+# Beside them where what may be off is on: a test whether it is, and its columns.
+FEATURES: tuple[tuple[Callable[[Summary], object], dict[str, Cell]], ...] = (
+    (lambda s: s.speculation, {"accepted length": lambda s: _plain((s.speculation or {}).get("accepted_length"), 2)}),
+    (
+        lambda s: s.offload,
+        {
+            "TTFT mean": lambda s: _of(s.ttft_ms, "mean"),
+            "device hits": lambda s: percent((s.offload or {}).get("device_hit_rate")),
+            "tier hits": lambda s: percent(_tier_hits(s)),
+        },
+    ),
+    (lambda s: s.overload, {"wasted tokens": lambda s: percent((s.overload or {}).get("wasted_fraction"))}),
+    (lambda s: s.usage, {"device hours": lambda s: _plain((s.usage or {}).get("device_hours"), 2)}),
+    (lambda s: (s.usage or {}).get("cost"), {"cost": lambda s: _plain((s.usage or {}).get("cost"), 2)}),
+    (
+        lambda s: (s.usage or {}).get("energy"),
+        {"J/ token": lambda s: _plain(((s.usage or {}).get("energy") or {}).get("joules_per_output_token"), 2)},
+    ),
+    (lambda s: s.classes, {"class fairness": lambda s: _plain(s.fairness, 3)}),
+)
+
+
+def _tier_hits(summary: Summary) -> float | None:
+    rates = [tier["hit_rate"] for tier in (summary.offload or {}).get("tiers", ()) if tier["hit_rate"] is not None]
+    return sum(rates) if rates else None
+
+
 LOST: Cell = lambda s: str(s.requests.offered - s.requests.completed)  # noqa: E731
 GOODPUT: Cell = lambda s: percent(None if s.goodput is None else s.goodput.fraction)  # noqa: E731
 SLO: Cell = lambda s: "met" if all(result.met for result in s.slo or ()) else "missed"  # noqa: E731
@@ -61,6 +88,9 @@ def sweep_text(
     columns = dict(COLUMNS)
     if any(summary.link for summary in summaries):
         columns |= APART
+    for is_on, own in FEATURES:
+        if any(is_on(summary) for summary in summaries):
+            columns |= own
     if any(summary.requests.offered != summary.requests.completed for summary in summaries):
         columns["not completed"] = LOST
     if any(summary.slo for summary in summaries):
@@ -105,6 +135,13 @@ def crossing_text(point: Mapping[str, Any], found: Mapping[str, Any], *, several
     if worse is None:
         return f"{told}: none down to {bandwidth(reached)}, {together} win nowhere"
     return f"{told}: {bandwidth(reached)}, below it {together} win"
+
+
+def pays_text(size: str | None, share: float) -> str:
+    """Return the line that tells from which size of KV tiers on more lowers the mean TTFT by less than `share`."""
+    if size is None:
+        return "kv tiers: the largest size still pays: the mean TTFT falls to the last row"
+    return f"kv tiers: {size} is where more stops paying: no larger size lowers the mean TTFT by {share:.0%}"
 
 
 def _point(point: Mapping[str, Any]) -> str:

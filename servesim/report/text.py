@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from servesim.latency import Completed
 from servesim.records import Run
+from servesim.report.features import feature_lines
 from servesim.report.numbers import percent as percent
 from servesim.report.pools import pool_lines
 from servesim.slo import Slo, SloResult
@@ -37,6 +38,7 @@ def summary_text(summary: Summary) -> str:
         *_latency_lines(summary),
         *_engine_lines(summary.engine),
         *pool_lines(summary, LABEL),
+        *feature_lines(summary, LABEL),
         *_slo_lines(summary),
         *(_line("warning", text) for text in summary.warnings),
         *(_line("law broken", text) for text in summary.violations),
@@ -167,7 +169,8 @@ def _slo_lines(summary: Summary) -> Iterable[str]:
 def slo_text(result: SloResult) -> str:
     """Return `ttft_p95 <= 500.0 ms: met (412.3 ms)`."""
     name = Slo(metric=result.metric, percentile=result.percentile, limit_s=result.limit_ms / 1000).name
-    limit = f"{name} <= {format_ms(result.limit_ms)}"
+    prefix = "" if result.class_name is None else f"{result.class_name}:"
+    limit = f"{prefix}{name} <= {format_ms(result.limit_ms)}"
     if result.met is None:
         return f"{limit}: cannot be judged, no value is known"
     value = "requests that did not complete" if result.value_ms is None else format_ms(result.value_ms)
