@@ -604,9 +604,10 @@ class EndTest(LoadgenCase):
 class InterruptTest(LoadgenCase):
     """A process of its own, since signals are what is tested."""
 
-    def begin(self, server: TruthServer, *argv: str) -> subprocess.Popen[str]:
+    def begin(self, server: TruthServer, *argv: str, **options: bool) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "servesim", "loadgen", "--url", server.url, *argv]
-        return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(command, cwd=ROOT, **pipes, **options)
 
     def wait_for(self, model: Model, posts: int) -> None:
         deadline = time.monotonic() + 20
@@ -628,6 +629,28 @@ class InterruptTest(LoadgenCase):
         read = read_saved(saved)
         self.assertFalse(read.whole)
         self.assertEqual(sum(outcome == 1 for outcome in read.run.records.outcome), completed)
+
+    def test_ctrl_c_in_a_terminal_reaches_every_process_and_gives_one_report(self) -> None:
+        model = Model()
+        with TruthServer(model) as server:
+            load = ("--requests", "100000", "--max-tokens", "5", "--processes", "2", "--json")
+            process = self.begin(server, *load, start_new_session=True)
+            self.wait_for(model, 40)
+            os.killpg(process.pid, signal.SIGINT)
+            out, err = process.communicate(timeout=20)
+        self.assertEqual(process.returncode, 1, err)
+        self.assertTrue(json.loads(out)["partial"])
+
+    def test_no_process_goes_on_when_the_first_one_is_killed(self) -> None:
+        model = Model()
+        with TruthServer(model) as server:
+            process = self.begin(server, "--requests", "100000", "--max-tokens", "5", "--processes", "2")
+            self.wait_for(model, 40)
+            process.kill()
+            process.communicate(timeout=20)  # the pipes end with the last process that holds them
+            last = len(model.posts)
+            time.sleep(0.1)
+            self.assertEqual(len(model.posts), last)
 
     def test_kill_9_loses_nothing_that_had_finished(self) -> None:
         model, saved = Model(), self.path("run.jsonl")

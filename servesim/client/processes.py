@@ -7,6 +7,7 @@ adds up the progress, and merges the shares into one run. What must not be forke
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -156,6 +157,7 @@ def _work(
     watchers: Watchers,
 ) -> None:
     """Drive one share; runs in the forked process."""
+    parent = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all of us: the parent passes it on
 
     def start() -> float:
@@ -171,7 +173,13 @@ def _work(
         if watchers.filed is not None:
             watchers.filed(run, index)
 
-    own = Watchers(filed=file, progress=None if watchers.progress is None else pipe.send)
+    def tell(progress: Progress) -> None:
+        if os.getppid() != parent:
+            os._exit(1)  # nobody is left who would report: a load without a master must not go on
+        if watchers.progress is not None:
+            pipe.send(progress)
+
+    own = Watchers(filed=file, progress=tell)
     try:
         with Interrupts(patience=2, number=signal.SIGTERM) as interrupts, make(interrupts) as generator:
             run = generator.measure(
