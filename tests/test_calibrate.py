@@ -16,14 +16,19 @@ from servesim.analysis.readings import of_row, of_run, read_measurements
 from servesim.catalog.hardware import HARDWARE
 from servesim.catalog.hardware_file import read_hardware
 from servesim.cli.calibrate import run as calibrate_verb
-from servesim.fleet.simulate import simulate
+from servesim.engine.server import build_server
+from servesim.engine.simulate import run_workload
+from servesim.engine.spec import ServerSpec
 from servesim.errors import InputError, RunError
+from servesim.fleet.simulate import simulate
 from servesim.records import Run
 from servesim.report.documents import summary_document
 from servesim.runfile import RunWriter, write_lines
 from servesim.summary import summarize
+from servesim.workload.spec import WorkloadSpec
 from tests.command import Said
 from tests.data import needs_data
+from tests.runs import measured
 
 KNOWN = {"mfu": 0.61, "mbu": 0.83, "overhead_ms": 3.1}
 SERVER: dict[str, Any] = {"model": "llama-3.1-8b", "hardware": "l4-24gb"}
@@ -152,6 +157,16 @@ class WhatIsNotTold(unittest.TestCase):
         self.assertTrue(any("stay near their defaults" in hint for hint in fit.hints), fit.hints)
         self.assertLess(fit.mean_error, 0.01)
 
+    def test_a_server_whose_decode_costs_more_than_its_prefill_has_them_parted(self) -> None:
+        server = {"model": "smollm2-135m-q8_0", "hardware": "cpu-4vcpu", "kv_tokens": 8192, "cost_model": "detailed"}
+        built = build_server(ServerSpec(**server))
+        slow = replace(built, hardware=replace(built.hardware, detailed={"mfu": 0.6, "decode_work": 2.5}))
+        loads = [WorkloadSpec(concurrency=n, requests=3 * n, prompt_tokens="40", output_tokens="30") for n in (1, 4)]
+        runs = [of_run(f"at {load.concurrency}", run_workload(slow, load), {}) for load in loads]
+        fit = calibrate(runs, cost_model="detailed")
+        self.assertAlmostEqual(fit.solution.values["decode_work"] / 2.5, 1.0, delta=0.1)
+        self.assertTrue(any("prefill and decode were parted" in note for note in fit.notes), fit.notes)
+
     def test_more_than_the_datasheet_is_warned_of(self) -> None:
         fit = calibrate([row({"tpot_ms": 20.0}), row({"tpot_ms": 21.0}, concurrency=8)], names=("mbu",))
         self.assertGreater(fit.solution.values["mbu"], 1)
@@ -199,6 +214,18 @@ class ClosedForm(unittest.TestCase):
 
     def test_one_run_gives_none(self) -> None:
         self.assertIsNone(roofline_from([of_run("one", known_run(1), {})]))
+
+
+class MeasuredRuns(Files):
+    def test_what_a_server_had_cached_it_did_not_compute(self) -> None:
+        run = measured(
+            {"sent": 0.0, "times": [1.0, 1.1, 1.2], "prompt": 100, "cached": 60},
+            {"sent": 1.2, "times": [2.2, 2.3], "prompt": 80},
+        )
+        run.config["concurrency"] = 1
+        found = of_run("run", run, SERVER)
+        self.assertEqual(list(found.workload().requests.prompt_tokens), [40, 80])
+        self.assertEqual(found.concurrency, 1)
 
 
 class BadInput(Files):

@@ -122,9 +122,11 @@ class SiliconTable(unittest.TestCase):
         held = (Held(concurrency=8, ttft=-0.9, tpot=0.1), Held(concurrency=32, ttft=0.1, tpot=0.0))
         for points, reason in (
             (((4, 60, 12), (8, 65, 5), (16, 75, 13), (32, 95, 15)), "TPOT falls from 12 to 5 ms as load rises to 8"),
-            (((4, 60, 12), (8, 9000, 13), (16, 9100, 14), (32, 9200, 15)), "the cache is smaller than planned"),
-            (((4, 60, 12), (8, 40, 13), (16, 75, 14), (32, 95, 15)), "TTFT falls from 60 to 40 ms"),
-            (((4, 60, 12), (8, 600, 13), (16, 675, 14), (32, 695, 15)), "a queue in front of it"),
+            (((4, 60, 12), (8, 9000, 13), (16, 30000, 14), (32, 90000, 15)), "the cache is smaller than planned"),
+            (((4, 60, 12), (8, 20, 13), (16, 75, 14), (32, 95, 15)), "TTFT falls from 60 to 20 ms as load rises to 8"),
+            (((4, 60, 12), (8, 40, 13), (16, 75, 14), (32, 95, 15)), "TTFT falls from 60 to 40 ms as load rises"),
+            (((4, 60, 12), (8, 600, 13), (16, 675, 14), (32, 695, 15)), "jumps from 60 to 600 ms at 8 and stays"),
+            (((4, 60, 12), (8, 230, 13), (16, 675, 14), (32, 695, 15)), "a queue in front of it"),
         ):
             with self.subTest(reason=reason):
                 fit = GroupFit(group=group(points=points), values={}, held=held)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from servesim.analysis.advice import PHYSICAL, hints, parted, unphysical
 from servesim.analysis.closed_form import roofline_from
 from servesim.analysis.fit import Parameter, Solution, least_squares
 from servesim.analysis.measurement import Measurement
@@ -43,26 +44,6 @@ GUESS: dict[str, float] = {
 }
 """How far each parameter of the detailed model may be from its default, as a standard error of its logarithm: what two
 cards' kernel tables and the published fits differ by. The rest (`softness`, ...) are only fitted by name."""
-
-PHYSICAL = ("mfu", "mbu", "kv_mbu", "attention_mfu", "bus_share")
-"""Shares of a datasheet's peak: above 1 they say that something else was not what it was taken for."""
-
-REMEDIES: tuple[tuple[frozenset[str], str], ...] = (
-    (frozenset({"overhead_ms", "mbu"}), "add a run at concurrency 32 or more"),
-    (frozenset({"overhead_ms", "mfu"}), "add a run with prompts of 1,024 tokens or more"),
-    (frozenset({"overhead_ms", "sequence_us"}), "add a run at another concurrency: 1 beside 32 or more"),
-    (frozenset({"mfu", "request_ms"}), "add a run with prompts of another length"),
-    (frozenset({"ingest_ms", "request_ms"}), "add a run at concurrency 1 beside one at 32 or more"),
-    (frozenset({"mfu"}), "add a run with prompts of 1,024 tokens or more"),
-    (frozenset({"mbu"}), "add a run at concurrency 1"),
-    (frozenset({"kv_mbu"}), "add a run at concurrency 32 or more with contexts of 4,096 tokens or more"),
-    (frozenset({"mixed_kv"}), "add a run at concurrency 32 or more with short outputs"),
-    (frozenset({"decode_work"}), "add a run at concurrency 32 or more"),
-    (frozenset({"allreduce_us"}), "add a run at another tensor-parallel size"),
-    (frozenset({"overhead_ms"}), "add a run at concurrency 1 with short prompts"),
-    (frozenset({"ingest_ms"}), "add a run at concurrency 1 with short prompts"),
-)
-"""What tells parameters apart that the runs at hand do not; the first that the group contains."""
 
 FINE = 0.10  # a fit whose points are further off than this, on average, is warned of
 USELESS = 0.50
@@ -95,6 +76,7 @@ class Calibration:
     points: tuple[Point, ...]
     warnings: tuple[str, ...]
     hints: tuple[str, ...]  # what the runs do not tell, and which would
+    notes: tuple[str, ...] = ()  # what the model had to part to come near
     weights: tuple[float, ...] = ()  # the standard errors that the residuals are in units of
 
     @property
@@ -144,6 +126,7 @@ class Calibration:
             "points": points,
             "mean_error": self.mean_error,
             "worst_error": self.worst_error,
+            "notes": list(self.notes),
             "hints": list(self.hints),
             "warnings": list(self.warnings),
             "preset": self.preset(),
@@ -221,7 +204,7 @@ def calibrate(
     )
     hardware = device([solution.values[parameter.name] for parameter in parameters])
     points = points_of(measurements, hardware, cost_model)
-    hints, untold = _hints(solution)
+    untold, advice = hints(solution)
     calibration = Calibration(
         hardware=hardware,
         base=base,
@@ -230,7 +213,8 @@ def calibrate(
         start=start,
         points=points,
         warnings=(),
-        hints=tuple(hints),
+        hints=tuple(advice),
+        notes=tuple(parted(solution)),
         weights=tuple(m.errors[name] for m in measurements for name in m.figures),
     )
     told = _sentence(calibration, len(measurements))
@@ -341,42 +325,14 @@ def _rounded(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def _hints(solution: Solution) -> tuple[list[str], set[str]]:
-    """Return what the runs do not tell, in sentences with their remedies; and the names of what is not told."""
-    hints, names = list[str](), set[str]()
-    priors = {parameter.name for parameter in solution.parameters if parameter.prior is not None}
-    kept = [name for name in priors if solution.told[name] < 0.5]
-    for group in solution.untold():
-        if set(group) <= priors:
-            continue  # its default stands, which the table says
-        names.update(group)
-        remedy = next((text for wanted, text in REMEDIES if wanted <= set(group)), "add a run of another kind")
-        what = f"{' and '.join(group)} cannot be told apart" if len(group) > 1 else f"{group[0]} cannot be told"
-        hints.append(f"{what} from these runs: {remedy}")
-    kept.sort(key=[parameter.name for parameter in solution.parameters].index)
-    if kept:
-        advice = next((f": {text}" for wanted, text in REMEDIES if wanted <= set(kept)), "")
-        hints.append(f"these runs say little about {', '.join(kept)}, which stay near their defaults{advice}")
-    return hints, names
-
-
 def _warnings(calibration: Calibration, untold: set[str]) -> list[str]:
-    warnings, solution = [], calibration.solution
-    for parameter in solution.parameters:
-        value, name = solution.values[parameter.name], parameter.name
-        if name in PHYSICAL and value > 1:
-            warnings.append(
-                f"{name} is {value:.3g}, above 1: no device beats its datasheet, so another term is short of the truth "
-                "or the device is another one"
-            )
-        elif solution.at_bound(name) and name not in untold and solution.told[name] >= 0.5:
-            warnings.append(f"{name} ran into its bound, {value:.4g}")
+    warnings = unphysical(calibration.solution, untold)
     if calibration.mean_error > FINE:
         warnings.append(
             f"the points are off by {calibration.mean_error:.0%} on average: these runs are not of one server as it "
             "was described, or it does something that the model has no term for"
         )
-    if not solution.converged:
+    if not calibration.solution.converged:
         warnings.append("the search ended before it had settled")
     return warnings
 

@@ -92,7 +92,10 @@ def of_run(label: str, run: Run, options: Options) -> Measurement:
         known = {key: like[key] for key in SERVER_CHECKS if key in like}
     done.sort(key=lambda index: records.sent_s[index])
     requests = Requests()
-    requests.prompt_tokens = array("q", (records.prompt_tokens[index] for index in done))
+    # What the server had cached it did not compute; that its KV was read all the same is small beside that.
+    cached = (max(records.cached_tokens[index], 0) for index in done)
+    prompts = (records.prompt_tokens[index] for index in done)
+    requests.prompt_tokens = array("q", (max(1, prompt - hit) for prompt, hit in zip(prompts, cached, strict=True)))
     requests.output_tokens = array("q", (records.output_tokens[index] for index in done))
     begin = records.sent_s[done[0]]
     requests.arrival_s = array("d", (records.sent_s[index] - begin for index in done))

@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from typing import Any
 
-from servesim.analysis.calibrate import PHYSICAL, Calibration, Point, calibrate, points_of
+from servesim.analysis.advice import PHYSICAL
+from servesim.analysis.calibrate import Calibration, Point, calibrate, points_of
 from servesim.analysis.fit import Parameter
 from servesim.analysis.measurement import Measurement
 from servesim.analysis.readings import of_report, of_row, read_measurements

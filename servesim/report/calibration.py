@@ -45,6 +45,7 @@ def calibration_text(fit: Mapping[str, Any]) -> str:
         *(_point(row) for row in fit["points"]),
         "",
         f"points       {len(fit['points'])}, off by {mean:.1%} on average, {worst:.1%} at most",
+        *(f"note         {text}" for text in fit["notes"]),
         *(f"not told     {text}" for text in fit["hints"]),
         *(f"warning      {text}" for text in fit["warnings"]),
         "",
