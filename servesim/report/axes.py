@@ -155,7 +155,7 @@ def nice_step(rough: float) -> float:
 def format_tick(value: float, step: float | None = None) -> str:
     """Return the label of a tick: `0`, `0.25`, `40`, `2,500`, `10k`, `1.5M`."""
     value = _clean(value)
-    if abs(value) >= 10_000:
+    if abs(value) >= 10_000 and (step is None or abs(value) < 2000 * step):  # else four digits would make them alike
         return format_si(value)
     if step is not None:
         digits = max(0, -math.floor(math.log10(step) + 1e-9))

@@ -71,7 +71,7 @@ class Panel:
         down = f"{1.1 + 1.25 * row:g}em" if y is None else f"{-0.6 + 1.25 * row:g}em"
         anchor = "end" if left else "start"
         self.notes.append(
-            text(label, percent(self.x.share(x)), at_y, dx="-6" if left else "6", dy=down, text_anchor=anchor,
+            text(label, percent(self.x.share(x)), at_y, dx="-9" if left else "9", dy=down, text_anchor=anchor,
                  class_="note")
         )  # fmt: skip
 

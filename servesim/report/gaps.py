@@ -37,8 +37,8 @@ class Gaps:
 
 KEYS = {
     "plain": Key("dot big s0", "dot", "gap between two tokens"),
-    "prefill": Key("dot big prefill", "dot", "with a prefill inside"),
-    "preempted": Key("square preempted", "square", "own request preempted or stalled"),
+    "prefill": Key("square prefill", "square", "with a prefill inside"),
+    "preempted": Key("stem preempted", "stem", "own request preempted or stalled"),
 }
 """What stands in the legend for each kind of gap."""
 
@@ -58,7 +58,7 @@ def itl_over_time(material: Material) -> Figure | None:
         y = axis if len(known) == 1 else _titled(axis, f"{axis.title}: {named.name}")
         panel = Panel(x, y, 240 if len(known) == 1 else 170, titled=False)
         panel.mark(dots_path(cloud_points(panel, gaps.plain)), "dot small s0")
-        panel.mark(dots_path(cloud_points(panel, gaps.prefill)), "dot prefill")
+        panel.mark(dots_path(cloud_points(panel, gaps.prefill)), "square prefill")
         stems = cloud_points(panel, gaps.preempted)
         if len(stems) <= STEMS:
             panel.mark(stems_path(stems), "stem preempted")

@@ -224,4 +224,7 @@ def _summed(logs: Iterable[Series]) -> Series:
 def _gauge(run: Run, read: Callable[..., float | None]) -> Series | None:
     """Return a gauge of a measured run's server, scrape by scrape."""
     seen = [(sample.at_s, value) for sample in run.gauges if (value := read(sample)) is not None]
-    return ([at for at, _ in seen], [float(value) for _, value in seen]) if seen else None
+    if not seen:
+        return None
+    times, values = [at for at, _ in seen], [float(value) for _, value in seen]
+    return [*times, max(times[-1], run_end_s(run))], [*values, values[-1]]

@@ -29,6 +29,7 @@ path{fill:none;vector-effect:non-scaling-stroke;stroke-linejoin:round}
 .area{fill:var(--c);fill-opacity:.16;stroke:none}
 .dot{stroke:var(--c);stroke-width:3.4;stroke-linecap:round}
 .square{stroke:var(--c);stroke-width:6;stroke-linecap:square}
+.square.prefill{stroke-width:3.6}
 .dot.small{stroke-width:2}.dot.s1,.dot.s3{stroke-linecap:square;stroke-width:3}
 .dot.big{stroke-width:8}.dot.big.s1{stroke-width:7}
 .knee{stroke:var(--limit);stroke-width:15;stroke-linecap:square}

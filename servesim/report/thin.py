@@ -20,11 +20,9 @@ MOST_POINTS = 3000
 
 
 def line_points(panel: Panel, series: Series) -> list[Point]:
-    """Return the points of a step line on `panel` that are worth drawing, to the right edge of the plot."""
+    """Return the points of a step line on `panel` that are worth drawing."""
     x, y = panel.x.placer(WIDTH), panel.y.placer(HEIGHT)
     points = [(x(at), HEIGHT - y(value)) for at, value in zip(*series, strict=True)]
-    if points and points[-1][0] < WIDTH:
-        points.append((WIDTH, points[-1][1]))
     if not is_thinned(series):
         return points
     return _per_column(points, WIDTH // COLUMNS)

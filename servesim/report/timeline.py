@@ -48,7 +48,7 @@ def timeline(material: Material) -> Figure | None:
     return Figure(
         name="timeline",
         title="Timeline",
-        caption=_caption(runs, end_s),
+        caption=_caption(runs, end_s, banded=any("band" in mark for panel in panels for mark in panel.marks)),
         panels=panels,
         keys=run_keys(runs, "line"),
     )
@@ -111,7 +111,7 @@ def _stretch(end_s: float) -> str:
     return f"{end_s / BINS:.3g} s"
 
 
-def _caption(runs: Sequence[NamedRun], end_s: float) -> str:
+def _caption(runs: Sequence[NamedRun], end_s: float, *, banded: bool) -> str:
     told = []
     if any(named.run.steps is not None for named in runs):
         told.append(
@@ -123,7 +123,7 @@ def _caption(runs: Sequence[NamedRun], end_s: float) -> str:
             "Measured: running, waiting, KV and preemptions from the server's own metrics at each scrape, "
             "output tokens from what the client received."
         )
-    told.append(
-        f"Rates are means over {_stretch(end_s)}; where a pale band stands behind a line, the line is the mean."
-    )
+    told.append(f"Rates are means over {_stretch(end_s)}.")
+    if banded:
+        told.append("A line before a pale band is the mean of what the band spans.")
     return " ".join(told)
