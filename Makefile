@@ -32,9 +32,10 @@ bench: ## speed of the simulator, truth and cost of the load generator, beside t
 	$(PYTHON) -m tests.bench $(if $(QUICK),--quick)
 	$(PYTHON) -m tests.bench_client
 
-golden: ## rewrite what the README shows from the commands and registries; read the diff
+golden: ## rewrite what the README shows and the golden pictures; read the diff
 	$(PYTHON) -m tests.readme_tables
 	$(PYTHON) -m tests.readme_commands
+	$(PYTHON) -m tests.report_runs
 
 clean: ## remove what can be made again (keeps .cache)
 	rm -rf build dist *.egg-info .ruff_cache .mypy_cache

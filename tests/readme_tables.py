@@ -10,6 +10,7 @@ from servesim.catalog.hardware import HARDWARE
 from servesim.catalog.models import MODELS
 from servesim.catalog.servers import SERVERS
 from servesim.client.flavour import API_FLAVOURS
+from servesim.report.renderers import RENDERERS
 from servesim.units import format_bytes, format_si
 from servesim.workload.arrivals import ARRIVALS
 from servesim.workload.lengths import LENGTHS
@@ -53,6 +54,13 @@ def tables() -> dict[str, str]:
         ),
         "arrivals": table(
             "| `--arrivals` | how requests come |", [(f"`{name}`", kind.summary) for name, kind in ARRIVALS.items()]
+        ),
+        "reports": table(
+            "| `--format` | what it is | by the name of the file |",
+            [
+                (f"`{name}`", kind.summary, ", ".join(f"`{suffix}`" for suffix in kind.suffixes) or "-")
+                for name, kind in RENDERERS.items()
+            ],
         ),
         "traces": table(
             "| `--trace-format` | what it is |", [(f"`{name}`", kind.summary) for name, kind in TRACE_FORMATS.items()]

@@ -15,6 +15,8 @@ from servesim.client.flavour import API_FLAVOURS
 from servesim.cost.model import COST_MODELS
 from servesim.engine.config import RULES
 from servesim.engine.policy import POLICIES
+from servesim.report.figures import FIGURES
+from servesim.report.renderers import RENDERERS
 from servesim.workload.arrivals import ARRIVALS
 from servesim.workload.trace import TRACE_FORMATS
 from tests.command import ROOT, in_shell
@@ -37,7 +39,8 @@ class Readme(unittest.TestCase):
         self.assertTrue(with_tables(TEXT) == TEXT, "a registry has changed: run python3 -m tests.readme_tables")
 
     def test_every_registry_entry_is_named(self) -> None:
-        for registry in (VERBS, HARDWARE, MODELS, COST_MODELS, RULES, POLICIES, ARRIVALS, TRACE_FORMATS, API_FLAVOURS):
+        registries = (VERBS, HARDWARE, MODELS, COST_MODELS, RULES, POLICIES, ARRIVALS, TRACE_FORMATS, API_FLAVOURS)
+        for registry in (*registries, RENDERERS, FIGURES):
             for name in registry:
                 named = re.search(rf"`(?:--[a-z-]+ )?{re.escape(name)}`", TEXT)
                 self.assertIsNotNone(named, f"the README does not name {name}")
