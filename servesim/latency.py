@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate, compress, islice, pairwise
 from operator import sub
 
+from servesim.folded import FoldedLog, folded_gaps
 from servesim.records import NAN, Outcome, Run
 from servesim.stats import Weighted
 
@@ -135,9 +136,12 @@ def pooled_gaps(run: Run, done: Completed) -> Weighted:
                 changes[stop] -= 1
                 changes[start] += 1
                 jumps.append(times[start] - times[stop])
-    groups: defaultdict[int, array[float]] = defaultdict(lambda: array("d"))
-    for gap, weight in zip(map(sub, islice(times, 1, None), times), accumulate(changes), strict=False):
-        groups[weight].append(gap)
+    if isinstance(run.steps, FoldedLog):
+        groups = folded_gaps(run.steps, times, accumulate(changes))
+    else:
+        groups = defaultdict(lambda: array("d"))
+        for gap, weight in zip(map(sub, islice(times, 1, None), times), accumulate(changes), strict=False):
+            groups[weight].append(gap)
     groups.pop(0, None)
     groups[1].extend(jumps)
     return Weighted(groups)
@@ -146,6 +150,8 @@ def pooled_gaps(run: Run, done: Completed) -> Weighted:
 def token_events(run: Run, done: Completed) -> int:
     """Return the number of token events of completed requests; each event but a request's first ends one gap."""
     records = run.records
+    if isinstance(run.steps, FoldedLog):
+        return sum(done.column(records.output_tokens))
     events = sum(done.column(records.last)) - sum(done.column(records.first)) + done.count
     events -= sum(1 for index in done.column(records.first) if index < 0)
     for index, slices in records.pieces.items():

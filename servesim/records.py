@@ -8,11 +8,13 @@ request after the other.
 
 from __future__ import annotations
 
+import math
 from array import array
+from collections.abc import Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import chain
-from operator import sub
+from operator import mul, sub
 from typing import Any
 
 from servesim.workload.requests import Requests
@@ -97,17 +99,37 @@ class StepLog:
     decodes: array[int] = field(default_factory=lambda: array("i"))  # sequences whose previous token was one step ago
     prefill_tokens: array[int] = field(default_factory=lambda: array("i"))  # prompt and recomputed tokens
     kv_blocks: array[int] = field(default_factory=lambda: array("i"))  # with holders, between schedule and output
-    starts: dict[int, float] = field(default_factory=dict)  # step: its start, after an idle time
+    starts: MutableMapping[int, float] = field(default_factory=dict)  # step: its start, after an idle time
 
     def __len__(self) -> int:
         return len(self.end_s)
 
+    def steps(self) -> int:
+        """Return how many steps there were."""
+        return len(self.end_s)
+
+    def decoded(self) -> int:
+        """Return how many tokens came one step after another of the same request."""
+        return sum(self.decodes)
+
+    def positions(self) -> Sequence[int] | None:
+        """Return the number of the step that each entry ends with; None where every entry is a step."""
+        return None
+
+    def start_pairs(self) -> Iterable[tuple[int, float]]:
+        """Return the starts after an idle time, in order."""
+        return self.starts.items()
+
     def durations_s(self) -> list[float]:
         """Return the length of every step in seconds."""
         durations = list(map(sub, self.end_s, chain((0.0,), self.end_s)))
-        for step, start_s in self.starts.items():
+        for step, start_s in self.start_pairs():
             durations[step] = self.end_s[step] - start_s
         return durations
+
+    def integrate_blocks(self, durations_s: list[float]) -> float:
+        """Return the integral of blocks with holders over the steps."""
+        return math.fsum(map(mul, self.kv_blocks, durations_s))
 
 
 @dataclass(slots=True)

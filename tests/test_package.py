@@ -24,6 +24,7 @@ LAYERS = [
     "cost",
     "workload",
     "records",
+    "folded",
     "stats",
     "latency",
     "slo",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from array import array
-from operator import mul
 from typing import TYPE_CHECKING, Any
 
 from servesim.engine.door import write_tokens
@@ -46,13 +45,13 @@ def close_engine(engine: Engine) -> None:
     log, totals = engine.log, engine.totals
     log.prefill_tokens.frombytes(bytes(log.prefill_tokens.itemsize * (len(log) - len(log.prefill_tokens))))
     log.starts.pop(len(log), None)  # it woke up for nothing
-    totals.steps = len(log)
+    totals.steps = log.steps()
     if totals.steps:
         durations_s = log.durations_s()
         totals.busy_s = math.fsum(durations_s)
         totals.elapsed_s = log.end_s[-1]
         totals.kv_peak_blocks = max(log.kv_blocks)
-        totals.kv_block_seconds = math.fsum(map(mul, log.kv_blocks, durations_s))
+        totals.kv_block_seconds = log.integrate_blocks(durations_s)
     totals.evictions = engine.pool.evictions
     totals.wasted_tokens = engine.wasted_tokens
 

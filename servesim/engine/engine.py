@@ -25,16 +25,17 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from servesim.engine.adapters import AdapterCost
-from servesim.engine.admission import Admission
 from servesim.engine.closing import close
 from servesim.engine.config import EngineConfig
 from servesim.engine.door import Door
+from servesim.engine.folding import FEW, Folding
 from servesim.engine.observation import Observation, StepWatch
 from servesim.engine.scheduler import Chunk
 from servesim.engine.screen import Screen
 from servesim.engine.sequence import DECODE, ENDED, WAITING, Sequence
 from servesim.engine.speculation import Speculation
 from servesim.errors import RunError
+from servesim.folded import FoldedLog
 from servesim.records import Outcome, Records, Run
 from servesim.workload.workload import Workload
 
@@ -43,11 +44,8 @@ if TYPE_CHECKING:
 
 COMPLETED = int(Outcome.COMPLETED)
 
-FEW = 4
-"""Up to so many decoding sequences, the next to finish is found by looking at all of them."""
 
-
-class Engine(Admission):
+class Engine(Folding):
     """One engine under `config`, fed by `workload`, with step times from `cost`.
 
     `advance(until)` runs every step that starts before `until`; `run()` then gives the run. An `observer` is called
@@ -156,6 +154,8 @@ class Engine(Admission):
         first step finds its blocks.
         """
         decoding, pool, log = self.decoding, self.pool, self.log
+        if isinstance(log, FoldedLog):
+            return self._fold(log, until)
         count, context, tick, now = decoding.count, decoding.context, decoding.tick, self.now
         if count <= FEW and self._glide(until):
             return True

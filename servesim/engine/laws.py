@@ -7,7 +7,7 @@ The numbers of the laws are those of the README's "What always holds".
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import le, mul, sub
 from typing import TYPE_CHECKING
@@ -72,13 +72,27 @@ def _tokens(facts: Facts) -> str | None:
     expected += sum(prompt + output - 1 for prompt, output, outcome in columns if outcome == COMPLETED)
     if computed != expected:
         return f"law 2, tokens: the steps computed {computed}, the requests account for {expected}"
-    gaps = sum(map(sub, records.last, records.first)) + sum(last - first for first, last in records.abandoned)
-    for index, pieces in records.pieces.items():
-        gaps += sum(last - first for first, last in pieces) - (records.last[index] - records.first[index])
-    decoded = sum(facts.log.decodes)
+    gaps = _gaps(records, facts.log.positions())
+    decoded = facts.log.decoded()
     if decoded != gaps:
         return f"law 2, tokens: the steps decoded {decoded} tokens, the records hold {gaps}"
     return None
+
+
+def _gaps(records: Records, step: Sequence[int] | None) -> int:
+    """Return how many tokens came one step after another; `step` is the number of each entry's step, if not its own."""
+    if step is None:
+        at: Callable[[int], int] = int
+        gaps: int = sum(map(sub, records.last, records.first))
+    else:
+        at = step.__getitem__
+        gaps = sum(map(sub, map(at, records.last), map(at, records.first))) if len(step) > 1 else 0
+    gaps += sum(at(last) - at(first) for first, last in records.abandoned)
+    for index, pieces in records.pieces.items():
+        gaps += sum(at(last) - at(first) for first, last in pieces) - (
+            at(records.last[index]) - at(records.first[index])
+        )
+    return gaps
 
 
 def _blocks(facts: Facts) -> str | None:

@@ -24,10 +24,10 @@ from servesim.engine.screen import Screen
 from servesim.engine.sequence import Sequence
 from servesim.fleet.fleet import Fleet, Kind
 from servesim.fleet.link import Link
-from servesim.fleet.merge import add_totals, figures_of, merge_logs, targets_of
+from servesim.fleet.merge import add_totals, append_log, figures_of, merge_logs, targets_of
 from servesim.fleet.replica import Replica
 from servesim.fleet.router import ROUTERS
-from servesim.records import Outcome, Records, Run, StepLog
+from servesim.records import Outcome, Records, Run
 from servesim.workload.workload import Workload
 
 FIRST_TOKEN = -2
@@ -231,14 +231,8 @@ class Disaggregation(Fleet):
             setattr(records, column, array("d", sent))
         engines = [replica.engine for replica in self.decoders]
         violations += broken_laws(Facts(engines, requests, records, decode_log, apart=True))
-        log = StepLog()
-        for part in (decode_log, prefill_log):
-            log.starts[len(log)] = 0.0
-            log.starts.update((len(log) + step, start_s) for step, start_s in part.starts.items())
-            log.decodes.extend(part.decodes)
-            log.prefill_tokens.extend(part.prefill_tokens)
-            log.kv_blocks.extend(part.kv_blocks)
-            log.end_s.extend(part.end_s)
+        log = decode_log
+        append_log(log, prefill_log)
         times = log.end_s[:]
         for index, start_s in enumerate(decode_start_s):
             if records.first[index] == FIRST_TOKEN:

@@ -23,6 +23,7 @@ from servesim.errors import InputError, RunError
 from servesim.fleet.merge import merged_run
 from servesim.fleet.replica import Replica
 from servesim.fleet.router import ROUTERS, Router
+from servesim.folded import FoldedLog
 from servesim.records import Records, Run
 from servesim.units import suggest
 from servesim.workload.workload import Workload
@@ -66,6 +67,11 @@ class Fleet:
         self._patience = EVENTS_AT_ONCE + 32 * len(workload.requests)
         self.replicas = self.add_replicas(kinds, self.records, self._hear)
         self.router: Router = ROUTERS[router](self.replicas, workload.requests, seed)
+
+    def fold(self) -> None:
+        """Note down a steady stretch as one entry, before anything has run; for runs of a billion steps."""
+        for replica in self._replicas:
+            replica.engine.log = FoldedLog()
 
     def add_replicas(
         self, kinds: Sequence[Kind], records: Records, finished: Callable[..., bool], screen: Screen | None = None

@@ -10,6 +10,7 @@ from typing import Any
 from servesim.engine.closing import close_engine, close_records
 from servesim.engine.laws import Facts, broken_laws
 from servesim.fleet.replica import Replica
+from servesim.folded import FoldedLog
 from servesim.records import EngineTotals, Records, Run, StepLog
 from servesim.workload.workload import Workload
 
@@ -51,19 +52,22 @@ def merge_logs(replicas: Sequence[Replica], homes: array[int], records: Records)
     for replica in replicas:
         close_engine(replica.engine)
     if len(replicas) == 1:
-        records.abandoned = replicas[0].engine.abandoned
-        return replicas[0].engine.log
-    log = StepLog()
+        engine = replicas[0].engine
+        records.abandoned = engine.abandoned
+        if isinstance(engine.log, FoldedLog):
+            engine.log.pad()
+            engine.log.prices = [(0, engine.cost.decode)]
+        return engine.log
+    log: StepLog = FoldedLog() if isinstance(replicas[0].engine.log, FoldedLog) else StepLog()
     offsets = [0] * (max(replica.number for replica in replicas) + 1)
     for replica in replicas:
         own, offset = replica.engine.log, len(log)
         offsets[replica.number] = offset
-        log.starts[offset] = 0.0
-        log.starts.update((offset + step, start_s) for step, start_s in own.starts.items())
-        log.end_s.extend(own.end_s)
-        log.decodes.extend(own.decodes)
-        log.prefill_tokens.extend(own.prefill_tokens)
-        log.kv_blocks.extend(own.kv_blocks)
+        append_log(log, own)
+        if isinstance(own, FoldedLog) and isinstance(log, FoldedLog):
+            price = replica.engine.cost.decode
+            if not log.prices or log.prices[-1][1] != price:
+                log.prices.append((offset, price))
         records.abandoned += [(offset + first, offset + last) for first, last in replica.engine.abandoned if first >= 0]
         replica.engine.log = StepLog()
     log.starts.pop(len(log), None)
@@ -71,10 +75,29 @@ def merge_logs(replicas: Sequence[Replica], homes: array[int], records: Records)
         column = getattr(records, name)
         moved = (step + offsets[home] if step >= 0 else step for step, home in zip(column, homes, strict=True))
         setattr(records, name, array("q", moved))
+        del column
     for index, pieces in records.pieces.items():
         offset = offsets[homes[index]]
         records.pieces[index] = [(a + offset, b + offset) if a >= 0 else (a, b) for a, b in pieces]
     return log
+
+
+def append_log(log: StepLog, part: StepLog) -> None:
+    """Put the steps of another engine behind those of `log`."""
+    offset = len(log)
+    log.starts[offset] = 0.0
+    for step, start_s in part.start_pairs():
+        log.starts[offset + step] = start_s
+    if isinstance(part, FoldedLog) and isinstance(log, FoldedLog):
+        part.pad()
+        log.ticks.extend(part.ticks)
+        log.contexts.extend(part.contexts)
+        log.block_seconds += part.block_seconds
+        log.prices += [(offset + first, price) for first, price in part.prices]
+    log.end_s.extend(part.end_s)
+    log.decodes.extend(part.decodes)
+    log.prefill_tokens.extend(part.prefill_tokens)
+    log.kv_blocks.extend(part.kv_blocks)
 
 
 def add_totals(replicas: Sequence[Replica]) -> EngineTotals:
