@@ -22,6 +22,7 @@ VERBS: dict[str, str] = {
     "validate": "rerun the evidence for the cost models",
     "diagnose": "which budget binds a server, and which knob to turn first",
     "report": "pictures and exports of saved runs and sweeps: HTML, SVG, CSV, Perfetto, ...",
+    "serve": "a simulated server behind a real HTTP API, without a GPU",
     "trace": "what is in a trace of any known format; convert, cut, change its pace",
     "models": "the models that are known, or one of them",
     "hardware": "the devices that are known, or one of them",

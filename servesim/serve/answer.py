@@ -1,0 +1,132 @@
+"""One request for text on its way: hears of its tokens step by step and writes them to its connection.
+
+Faults that were drawn for it happen here, at their share of the answer: for a while nothing is sent, or the connection
+ends. It does not know what the events look like (its shape does) nor when tokens come (the engine's clock does).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar, Protocol
+
+from servesim.serve.connection import Connection
+from servesim.serve.faults import Fate
+from servesim.serve.generation import Generation
+from servesim.serve.shapes import Choice, Context, Writes
+
+
+class Shape(Protocol):
+    """How an answer is written."""
+
+    context: Context
+    content_type: ClassVar[str]
+    stream_fields: ClassVar[tuple[tuple[str, str], ...]]
+
+    def opening(self, choice: Choice) -> Writes: ...
+    def token(self, choice: Choice, text: bytes) -> Writes: ...
+    def closing(self) -> Writes: ...
+    def whole(self) -> bytes: ...
+
+
+class Owner(Protocol):
+    """Who started the answer and is told how it went."""
+
+    def choice_over(self, answer: Answer, choice: Choice) -> None: ...
+    def answer_over(self, answer: Answer) -> None: ...
+    def hang_up(self, answer: Answer, kind: str) -> None: ...
+    def unsent(self, connection: Connection) -> None: ...
+    def later(self, delay_s: float, call: Callable[[], None]) -> None: ...
+
+
+class Answer:
+    """Writes what the choices of one request say, streamed or whole."""
+
+    __slots__ = ("_held", "_left", "_stall_s", "closed", "connection", "fate", "owner", "shape", "stream", "total")
+
+    def __init__(
+        self, owner: Owner, connection: Connection, shape: Shape, *, stream: bool, fate: Fate, stall_s: float
+    ) -> None:
+        self.owner = owner
+        self.connection = connection
+        self.shape = shape
+        self.stream = stream
+        self.fate = fate
+        self.closed = False
+        self._stall_s = stall_s
+        self._left = len(self.choices)
+        self._held: list[bytes] | None = None  # while it stalls: what is not sent
+        self.total = sum(choice.generation.target for choice in self.choices)
+
+    @property
+    def choices(self) -> list[Choice]:
+        return self.shape.context.choices
+
+    @property
+    def generations(self) -> list[Generation]:
+        return [choice.generation for choice in self.choices]
+
+    def receive(self, generation: Generation, first: int) -> None:
+        """Take the tokens of one choice that were just made."""
+        if self.closed:
+            return
+        choice = self.choices[generation.number]
+        writes: Writes = ()
+        if self.stream:
+            writes = self.shape.token(choice, choice.speech.json(first, generation.made))
+            if not first:
+                writes = self.shape.opening(choice) + writes
+        if generation.over:
+            self._left -= 1
+            self.owner.choice_over(self, choice)
+            if not self._left and self.stream:
+                writes += self.shape.closing()
+        if self.fate.stall_at is not None or self.fate.cut_at is not None:
+            writes = self._suffer(writes)
+            if self.closed:
+                return
+        if writes and not self.connection.write(writes):
+            self.owner.hang_up(self, "slow")
+            return
+        if not self._left and self._held is None:
+            self._finish()
+        elif self.connection.wants_write:
+            self.owner.unsent(self.connection)
+
+    def _finish(self) -> None:
+        self.closed = True
+        if self.stream:
+            self.connection.end()
+        else:
+            body = self.shape.whole()
+            self.connection.answer(200, [("content-type", "application/json")], body)
+        self.owner.answer_over(self)
+
+    # Faults
+
+    def _suffer(self, writes: Writes) -> Writes:
+        """Return what of `writes` is sent, once what was to go wrong has."""
+        share = sum(choice.generation.made for choice in self.choices) / self.total
+        if self.fate.cut_at is not None and share >= self.fate.cut_at:
+            self.owner.hang_up(self, "cut")
+            return ()
+        if self._held is not None:
+            self._held += writes
+            return ()
+        if self.fate.stall_at is not None and share >= self.fate.stall_at:
+            self.fate = Fate(cut_at=self.fate.cut_at)
+            self._held = list(writes)
+            self.owner.later(self._stall_s, self._resume)
+            return ()
+        return writes
+
+    def _resume(self) -> None:
+        if self.closed:
+            return
+        held, self._held = self._held, None
+        if held and not self.connection.write(tuple(held)):
+            self.owner.hang_up(self, "slow")
+            return
+        if not self._left:
+            self._finish()
+        elif self.connection.wants_write:
+            self.owner.unsent(self.connection)

@@ -1,0 +1,359 @@
+"""What is behind the sockets: routes and who may ask for them, requests for text and their way into the engine.
+
+It knows no server program's words: a dialect brings its routes, shapes, errors and metrics.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import time
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from servesim.engine.server import Server
+from servesim.serve.answer import Answer, Shape
+from servesim.serve.asked import Asked, Messages
+from servesim.serve.connection import Connection
+from servesim.serve.engine_clock import EngineClock
+from servesim.serve.errors import (
+    ApiError,
+    bad_request,
+    internal_error,
+    max_tokens_too_large,
+    not_found,
+    prompt_too_long,
+    queue_full,
+    shutting_down,
+    unauthorized,
+    wrong_method,
+)
+from servesim.serve.faults import Faults
+from servesim.serve.generation import Generation
+from servesim.serve.http import HttpError, HttpRequest
+from servesim.serve.metrics import DialectMetrics, Metrics
+from servesim.serve.prefixes import Prefixes
+from servesim.serve.shapes import Choice, Context
+from servesim.serve.spec import ServeSpec
+from servesim.serve.text import Speech
+from servesim.serve.tokenizer import Tokenizer
+from servesim.workload.seeds import random_stream
+
+if TYPE_CHECKING:
+    from servesim.serve.loop import Loop
+
+
+@dataclass(slots=True, frozen=True)
+class Response:
+    """An answer that is there at once."""
+
+    status: int
+    body: bytes
+    content_type: str = "application/json"
+    fields: tuple[tuple[str, str], ...] = ()
+
+
+Handler = Callable[[Connection, HttpRequest], Response | None]
+"""Answers a request at once, or returns None and answers it later."""
+
+
+class Dialect(Protocol):
+    """One server program: what it offers and how it words it."""
+
+    @property
+    def metrics(self) -> DialectMetrics:
+        """What it counts."""
+
+    def routes(self) -> Mapping[str, Mapping[str, Handler]]:
+        """Return the handlers by path and method."""
+
+    def reword(self, error: ApiError) -> ApiError:
+        """Return a refusal in this program's words."""
+
+    def is_open(self, path: str) -> bool:
+        """Tell whether a path may be asked for without the API key."""
+
+
+class ServeApp:
+    """Answers requests for one simulated server."""
+
+    def __init__(
+        self,
+        server: Server,
+        spec: ServeSpec,
+        make_dialect: Callable[[ServeApp], Dialect],
+        *,
+        api_key: str | None = None,
+    ) -> None:
+        self.server = server
+        self.spec = spec
+        self.model_name = spec.served_model_name or server.model.name
+        config = server.config
+        self.max_model_len = config.max_model_len or config.num_blocks * config.block_size
+        self.tokenizer = Tokenizer()
+        self.started_s = int(time.time())
+        self.draining = False
+        self.answers: dict[Answer, None] = {}
+        self.dialect = make_dialect(self)
+        self.metrics = Metrics(self.dialect.metrics)
+        self.clock = EngineClock(server, self.metrics, speed=spec.speed, settle_s=spec.settle_s)
+        self.prefixes = Prefixes(config.block_size) if config.prefix_caching else None
+        self.routes = dict(self.dialect.routes())
+        self.loop: Loop | None = None  # whoever serves this
+        self._api_key = None if api_key is None else api_key.encode()
+        self._faults = Faults(fail=spec.fail_rate, stall=spec.stall, cut=spec.cut_streams, seed=spec.seed)
+        self._random = random_stream(spec.seed, "serve")
+        self._tails: dict[Generation, tuple[bytes, array[int]]] = {}  # what answers go on from, for the prefix cache
+
+    # Requests
+
+    def handle(self, connection: Connection, request: HttpRequest) -> None:
+        """Answer a request of any kind, now or later."""
+        if request.method == "OPTIONS" and "origin" in request.headers:
+            self._send(connection, self._preflight(request))
+            return
+        try:
+            response = self._handler(request)(connection, request)
+        except ApiError as error:
+            error = self.dialect.reword(error)
+            response = Response(
+                error.status, json.dumps(error.body, separators=(",", ":")).encode(), fields=error.fields
+            )
+        if response is not None:
+            self._send(connection, response)
+
+    def refuse(self, connection: Connection, error: HttpError) -> None:
+        """Answer what is not a request of HTTP; the connection ends with it."""
+        connection.keep_alive = False
+        connection.answer(error.status, [("content-type", "text/plain; charset=utf-8")], f"{error}\n".encode())
+        connection.linger(time.monotonic())
+
+    def _handler(self, request: HttpRequest) -> Handler:
+        if self.draining:
+            raise shutting_down()
+        methods = self.routes.get(request.path)
+        if methods is None:
+            raise not_found()
+        handler = methods.get(request.method)
+        if handler is None:
+            raise wrong_method(", ".join(sorted(methods)))
+        if self._api_key is not None and not self.dialect.is_open(request.path):
+            scheme, _, key = request.header("authorization").partition(" ")
+            if scheme.lower() != "bearer" or not hmac.compare_digest(key.strip().encode("utf-8"), self._api_key):
+                raise unauthorized()
+        return handler
+
+    def _preflight(self, request: HttpRequest) -> Response:
+        asked = request.header("access-control-request-headers")
+        fields = [
+            ("access-control-allow-methods", "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT"),
+            ("access-control-max-age", "600"),
+        ]
+        if asked:
+            fields.append(("access-control-allow-headers", asked))
+        return Response(200, b"OK", "text/plain; charset=utf-8", tuple(fields))
+
+    def cors(self, request: HttpRequest | None) -> list[tuple[str, str]]:
+        """Return the fields by which a browser lets a page read the answer."""
+        fields = [("vary", "Origin")]
+        if request is not None and "origin" in request.headers:
+            allowed = self.spec.allow_origin
+            if allowed == "*" or request.header("origin") in allowed.split(","):
+                fields.insert(0, ("access-control-allow-origin", "*" if allowed == "*" else request.header("origin")))
+        return fields
+
+    def _send(self, connection: Connection, response: Response) -> None:
+        content = [("content-type", response.content_type)] if response.body or response.status != 200 else []
+        fields = [*content, *response.fields, *self.cors(connection.request)]
+        connection.answer(response.status, fields, response.body)
+        self._over(connection)
+
+    def _over(self, connection: Connection) -> None:
+        """Count an answer that is out and let the connection go on."""
+        request = connection.request
+        assert self.loop is not None
+        if request is not None:
+            handler = request.path if request.path in self.routes else "none"
+            seconds = max(0.0, time.monotonic() - request.arrived_s)
+            sizes = request.size_bytes, connection.sent_bytes
+            self.metrics.http.on_answer(handler, request.method, connection.status, *sizes, seconds)
+        self.loop.over(connection)
+
+    # Requests for text
+
+    def tokens_of(self, prompt: str | array[int] | Messages) -> array[int]:
+        """Return a prompt's tokens. Raises ApiError if it is too long, without looking at all of it."""
+        limit = self.max_model_len + 1
+        if isinstance(prompt, array):
+            tokens = prompt
+        elif isinstance(prompt, str):
+            tokens = self.tokenizer.encode(prompt, limit)
+        else:
+            tokens = self.tokenizer.encode_chat(prompt, limit)
+        if len(tokens) > self.max_model_len:
+            exact = isinstance(prompt, array)
+            raise prompt_too_long(self.max_model_len, len(tokens) if exact else limit, at_least=not exact)
+        return tokens
+
+    def generate(
+        self,
+        connection: Connection,
+        request: HttpRequest,
+        asked: Asked,
+        make_shape: Callable[[Context], Shape],
+        id_prefix: str,
+    ) -> None:
+        """Take a request for text into the engine and answer it when its tokens are made. Raises ApiError."""
+        fate = self._faults.draw()
+        prompts = [self.tokens_of(prompt) for prompt in asked.prompts]
+        limits = [self._limit(asked, len(tokens)) for tokens in prompts]
+        total = sum(map(len, prompts)) * asked.n
+        full = self.clock.overflow(total, len(prompts) * asked.n)
+        if full is not None:
+            self.dialect.metrics.on_refusal(full)
+            raise queue_full(full)
+        if fate.fails:
+            self.metrics.own.faults.add(kind="fail")
+            raise internal_error("a failure that was asked for (--fail-rate)")
+        context = Context(
+            id=f"{id_prefix}{self._random.getrandbits(64):016x}",
+            created=int(time.time()),
+            model=self.model_name,
+            fingerprint=f"servesim-{self.server.spec.rules}",
+            prompt_tokens=sum(map(len, prompts)),
+            n=asked.n,
+            include_usage=asked.include_usage,
+            continuous_usage=asked.continuous_usage,
+            tell_cached=self.spec.enable_prompt_tokens_details,
+        )
+        shape = make_shape(context)
+        generations = self._generations(context, asked, prompts, limits, request.arrived_s)
+        answer = Answer(self, connection, shape, stream=asked.stream, fate=fate, stall_s=self.spec.stall_for_s)
+        for generation in generations:
+            generation.reader = answer
+        self.answers[answer] = None
+        connection.on_gone = lambda: self._client_gone(answer)
+        self.dialect.metrics.on_request(asked.n, max(limits))
+        if asked.stream:
+            content = ("content-type", shape.content_type)
+            connection.begin(200, [content, *shape.stream_fields, *self.cors(request)])
+        for generation in generations:
+            self.clock.submit(generation, follows=connection)
+        self.clock.awaited.discard(connection)
+
+    def _limit(self, asked: Asked, prompt: int) -> int:
+        """Return the most output tokens that a prompt can have. Raises ApiError if that is none."""
+        longest = self.max_model_len
+        if asked.max_tokens is not None and asked.max_tokens > longest:
+            raise max_tokens_too_large(asked.max_tokens, longest)
+        room = longest - prompt
+        limit = room if asked.max_tokens is None else min(asked.max_tokens, room)
+        if limit < 1:
+            raise bad_request(f"max_tokens must be at least 1, got {limit}.", "max_tokens", limit)
+        reason = self.clock.screen.refusal(prompt, prompt + limit)
+        if reason is not None and asked.max_tokens is None:
+            limit = max(1, self._room(prompt))
+            reason = self.clock.screen.refusal(prompt, prompt + limit)
+        if reason is not None:
+            raise bad_request(f"The request can never be served: {reason.replace('_', ' ')}.")
+        return limit
+
+    def _room(self, prompt: int) -> int:
+        """Return how many output tokens a request without a limit of its own can have within those of the engine."""
+        config = self.clock.config
+        total = config.num_blocks * config.block_size + 1
+        if config.max_tokens_in_flight:
+            total = min(total, config.max_tokens_in_flight)
+        if not config.chunked_prefill and config.max_model_len is None:
+            total = min(total, config.max_num_batched_tokens + 1)
+        return total - prompt
+
+    def _generations(
+        self, context: Context, asked: Asked, prompts: list[array[int]], limits: list[int], arrived_s: float
+    ) -> list[Generation]:
+        made: list[Generation] = []
+        for tokens, limit in zip(prompts, limits, strict=True):
+            for choice in range(asked.n):
+                speech, target, reason = self._speech(asked, limit, choice)
+                generation = Generation(number=len(made), prompt=len(tokens), target=target, arrived_s=arrived_s)
+                generation.reason = reason
+                generation.priority = asked.priority
+                if self.prefixes is not None:
+                    generation.content, parent = self.prefixes.content(tokens)
+                    whole = len(tokens) // self.prefixes.block_size * self.prefixes.block_size
+                    self._tails[generation] = parent, tokens[whole:]
+                context.choices.append(Choice(len(made), generation, speech))
+                made.append(generation)
+        return made
+
+    def _speech(self, asked: Asked, limit: int, choice: int) -> tuple[Speech, int, str]:
+        """Return what is said to a request, how many tokens of it, and what ends it."""
+        random = self._random if asked.seed is None else random_stream(asked.seed, f"choice {choice}")
+        speech = Speech(random.getrandbits(30), bare=asked.chat)
+        own_end = random.randint(*self.spec.answer_tokens)
+        target, reason = limit, "length"
+        own_end = max(own_end, asked.min_tokens)
+        if not asked.ignore_eos and own_end < limit:
+            target, reason = own_end, "stop"
+        speech.stop_at(asked.stop, target, asked.min_tokens, include=asked.include_stop)
+        if speech.end is not None:
+            target, reason = speech.end, "stop"
+        return speech, target, reason
+
+    # How answers go
+
+    def choice_over(self, answer: Answer, choice: Choice) -> None:
+        """Make an answer's blocks known to the prefix cache: the next turn of its conversation begins with them."""
+        if self.prefixes is None:
+            return
+        parent, rest = self._tails.pop(choice.generation)
+        content = choice.generation.content
+        before = 0 if len(content) < 2 else content[-2][1] // self.prefixes.block_size
+        self.prefixes.add_answer(content, parent, rest + choice.speech.numbers(choice.generation.made), before)
+
+    def answer_over(self, answer: Answer) -> None:
+        """Let the connection of a finished answer go on; its client may ask again at once."""
+        del self.answers[answer]
+        if answer.connection.keep_alive and not self.draining:
+            self.clock.awaited.add(answer.connection)
+        self._over(answer.connection)
+
+    def hang_up(self, answer: Answer, kind: str) -> None:
+        """Close the connection of an answer: a fault that was asked for, or a client that takes nothing."""
+        if kind == "cut":
+            self.metrics.own.faults.add(kind="cut")
+        if kind == "cut" and not answer.stream:
+            answer.connection.begin(200, [("content-type", "application/json")])
+        assert self.loop is not None
+        self.loop.close(answer.connection)
+
+    def unsent(self, connection: Connection) -> None:
+        assert self.loop is not None
+        self.loop.watch(connection)
+
+    def later(self, delay_s: float, call: Callable[[], None]) -> None:
+        self.metrics.own.faults.add(kind="stall")
+        assert self.loop is not None
+        self.loop.later(delay_s, call)
+
+    def _client_gone(self, answer: Answer) -> None:
+        """Free what a client that left was given, before the next step is decided."""
+        answer.closed = True
+        self.answers.pop(answer, None)
+        now = time.monotonic()
+        for generation in answer.generations:
+            self._tails.pop(generation, None)
+            self.clock.cancel(generation, now)
+
+    # Now and then
+
+    def tidy(self) -> None:
+        """Forget the prefixes whose blocks are gone."""
+        if self.prefixes is not None and self.prefixes.crowded:
+            alive = {key: depth for key, depth in self.clock.engine.pool.depths_alive().items() if isinstance(key, int)}
+            self.prefixes.forget(alive, self.clock.streams_in_use())
+
+    def count_connections(self, count: int) -> None:
+        self.metrics.own.connections.set(count)

@@ -1,0 +1,334 @@
+"""The engine on the wall clock: a step is decided when it begins, its tokens are handed out when it ends.
+
+The engine's clock runs `speed` times as fast as the wall's and never drifts from it: a step begins where the last one
+ended, however late that was noticed, and a request is due at the engine time at which it was read. So the decisions are
+those of a run in virtual time with the same arrivals, and lateness shows in the tokens' times but does not add up.
+
+A client that waits for an answer before it asks again does so at once in a simulation, while here two processes and a
+network are in between. So a request that comes on the connection whose answer ended with the last step counts as due
+at that step's end, and the next step is decided up to `settle_s` later than it begins, while such connections are
+silent, but never later than half of it: its tokens are due at its end in any case. `settle_s=0` turns that off.
+
+It knows the engine's sequences and who reads them; sockets, texts and APIs are others' business.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from time import monotonic
+from typing import TYPE_CHECKING, Protocol
+
+from servesim.engine.endless import clear_row, forget_steps
+from servesim.engine.engine import Engine
+from servesim.engine.observation import StepWatch
+from servesim.engine.screen import Screen
+from servesim.engine.sequence import DECODE, Sequence
+from servesim.engine.server import Server
+from servesim.engine.simulate import arriving
+from servesim.serve.generation import Generation
+from servesim.serve.live_workload import LiveWorkload
+
+if TYPE_CHECKING:
+    from servesim.engine.scheduler import Chunk
+
+MAX_GENERATIONS = 16384  # in the house at once
+FORGET_STEPS = 1 << 16
+SETTLE_SHARE = 0.5  # of the next step's least duration
+
+
+class StepListener(Protocol):
+    """Who keeps count of what the engine does."""
+
+    def on_step(self, step: EndedStep, tokens: StepTokens, lateness_s: float) -> None:
+        """A step is over and its tokens are with their readers, the last of them `lateness_s` after its end."""
+
+    def on_over(self, generation: Generation, reason: str, now: float) -> None:
+        """A generation is over: it had its last token ("length", "stop") or nobody waits for it ("abort")."""
+
+
+@dataclass(slots=True)
+class StepTokens:
+    """What a step's tokens were, in wall seconds."""
+
+    count: int = 0
+    firsts: list[Generation] = field(default_factory=list)  # who had its first token
+    gap_s: float = 0.0  # since the step before, and
+    followers: int = 0  # how many had their last token then
+    gaps_s: list[float] = field(default_factory=list)  # of the others
+
+
+class EndedStep:
+    """What one step did, shown when it is over. Times are engine seconds."""
+
+    __slots__ = ("end_s", "free_blocks", "growth", "running", "sequences", "start_s", "waiting")
+
+    def __init__(self, start_s: float, end_s: float) -> None:
+        self.start_s = start_s
+        self.end_s = end_s
+        self.growth: list[tuple[Generation, int]] = []  # who has how many output tokens now
+        self.sequences = 0  # scheduled
+        self.running = self.waiting = self.free_blocks = 0
+
+
+class LiveWatch(StepWatch):
+    """Gathers, of each step, who was admitted and whose tokens grew, by a walk over `running`."""
+
+    def __init__(self, at: list[Generation | None], to_wall: Callable[[float], float]) -> None:
+        super().__init__(lambda _: None)
+        self._at = at  # by row
+        self._to_wall = to_wall
+        self._start_s = 0.0
+        self.step: EndedStep | None = None
+        self.queued_tokens = 0  # prompts that were never admitted
+        self._sequences = 0
+
+    def scheduled(self, engine: Engine, served: int, chunks: list[Chunk], preempted: list[Sequence]) -> None:
+        self._start_s = engine.now
+        self._sequences = served + len(chunks)
+        for sequence, resumed, _, _ in self.admissions:
+            generation = self._at[sequence.index]
+            if generation is not None and not resumed:
+                generation.admitted_s = self._to_wall(engine.now)
+                generation.cached_tokens = engine.records.cached_tokens[sequence.index]
+                self.queued_tokens -= generation.prompt
+        for sequence in preempted:
+            generation = self._at[sequence.index]
+            if generation is not None:
+                generation.preemptions += 1
+        self.arrived.clear()
+        self.admissions.clear()
+
+    def done(self, engine: Engine, finished: list[Sequence]) -> None:
+        if not self._sequences:
+            return  # an asynchronous engine's empty step takes no time
+        self.step = step = EndedStep(self._start_s, engine.now)
+        at, tick, growth = self._at, engine.decoding.tick, step.growth
+        # Those that ended with this step have left `running` already, and their rows; see `EngineClock._on_finished`.
+        for sequence in engine.running.values():
+            generation = at[sequence.index]
+            if generation is not None:
+                made = sequence.outputs
+                if sequence.state == DECODE:
+                    made = sequence.target - sequence.finish_tick + tick
+                if made != generation.made:
+                    growth.append((generation, made))
+        step.sequences = self._sequences
+        step.running, step.waiting, step.free_blocks = len(engine.running), len(engine.waiting), engine.pool.free
+
+
+class EngineClock:
+    """Runs one engine step by step; its owner asks `due_s` and calls `hand_out` and `decide` in turns.
+
+    Wall times are those of `read_clock`, so that tests can bring their own.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        listener: StepListener,
+        *,
+        speed: float = 1.0,
+        settle_s: float = 0.0,
+        read_clock: Callable[[], float] = monotonic,
+        rows: int = MAX_GENERATIONS,
+    ) -> None:
+        # Queues are bounded where requests come in, and clients leave by themselves.
+        self.config = server.config
+        config = replace(server.config, max_num_queued_reqs=None, max_num_queued_tokens=None, client_timeout_s=None)
+        self.cost = server.cost()
+        self.speed = speed
+        self.settle_s = settle_s
+        self._listener = listener
+        self._read_clock = read_clock
+        self._origin_s = read_clock()
+        self._handed_out_s = -math.inf  # when the last step's tokens were
+        self._at: list[Generation | None] = [None] * rows
+        self._ended: list[Generation] = []  # whose rows were given back in the step that was just made
+        self.workload = LiveWorkload(
+            rows,
+            on_finished=self._on_finished,
+            caching=self.config.prefix_caching,
+            priorities=self.config.policy == "priority",
+        )
+        self._watch = LiveWatch(self._at, self.to_wall)
+        requests = self.workload.requests
+        self.screen = Screen(config, requests, requests.output_tokens)
+        self.engine = Engine(
+            config, self.cost, arriving(self.workload, self.cost), watch=self._watch, screen=self.screen
+        )
+        self._step: EndedStep | None = None  # decided, not yet over
+        self._decide_by_s = -math.inf  # wall time up to which the next decision may be put off
+        self.awaited: set[object] = set()  # connections whose answers ended with the last step
+        self.last = EndedStep(0.0, 0.0)  # the last step that is over
+        self.last.free_blocks = self.engine.pool.free
+
+    def to_wall(self, engine_s: float) -> float:
+        """Return the wall time at which it is `engine_s` in the engine."""
+        return self._origin_s + engine_s / self.speed
+
+    def from_wall(self, now: float) -> float:
+        """Return what time it is in the engine at wall time `now`."""
+        return (now - self._origin_s) * self.speed
+
+    # Requests
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way: no request in the engine, no step to end."""
+        engine = self.engine
+        return self._step is None and not (engine.running or engine.waiting or self.workload.pending)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a seat, those among them that the engine has yet to see."""
+        return len(self.engine.waiting) + self.workload.pending
+
+    def overflow(self, prompt_tokens: int, count: int = 1) -> str | None:
+        """Return the limit of the queue that `count` more requests would break, None if there is room."""
+        config = self.config
+        if self.workload.free_rows < count:
+            return "max_num_queued_reqs"
+        limit = config.max_num_queued_reqs
+        if limit is not None and self.waiting + count > limit:
+            return "max_num_queued_reqs"
+        limit = config.max_num_queued_tokens
+        if limit is not None and self._watch.queued_tokens + prompt_tokens * count > limit:
+            return "max_num_queued_tokens"
+        return None
+
+    def submit(self, generation: Generation, *, follows: object = None) -> None:
+        """Take a generation in; `follows` is the connection it came on."""
+        due_s = self.from_wall(generation.arrived_s)
+        if follows is not None and follows in self.awaited and generation.arrived_s <= self._decide_by_s:
+            due_s = min(due_s, self.engine.now)
+        row = self.workload.submit(
+            due_s=max(due_s, 0.0),
+            prompt=generation.prompt,
+            output=generation.target,
+            content=generation.content,
+            priority=generation.priority,
+        )
+        generation.row = row
+        self._at[row] = generation
+        self._watch.queued_tokens += generation.prompt
+        self.engine.door.reset_wake()
+
+    def cancel(self, generation: Generation, now: float) -> None:
+        """Hear that nobody waits for a generation any more: its blocks are free before the next step is decided."""
+        row = generation.row
+        if generation.gone or generation.over:
+            return
+        generation.gone = True
+        self._listener.on_over(generation, "abort", now)
+        engine = self.engine
+        if row < 0:
+            return  # it ended in the step under way
+        if any(sequence.index == row for sequence in engine.ended):
+            self._at[row] = None  # the row comes back when the engine has processed the last token
+            return
+        if self.workload.take_back(row) or engine.door.withdraw(row) is None:
+            self._watch.queued_tokens -= generation.prompt
+        engine.door.reset_wake()
+        self._give_back(row)
+        if self._step is None:
+            self._show_current()
+
+    def streams_in_use(self) -> set[int]:
+        """Return the content streams of all that are in the house."""
+        return {stream for generation in self._at if generation is not None for stream, _ in generation.content}
+
+    def _on_finished(self, row: int) -> None:
+        generation = self._at[row]
+        if generation is not None and not generation.over:
+            self._ended.append(generation)
+        self._give_back(row)
+
+    def _give_back(self, row: int) -> None:
+        generation = self._at[row]
+        if generation is not None:
+            generation.row = -1
+        self._at[row] = None
+        clear_row(self.engine, row)
+        self.workload.free(row)
+
+    # The clock
+
+    @property
+    def due_s(self) -> float:
+        """The wall time at which there is something to do; infinite while nothing is under way."""
+        if self._step is not None:
+            return self.to_wall(self._step.end_s)
+        if self.engine.running or self.engine.waiting:
+            return self._decide_by_s if self.awaited else -math.inf
+        return self.to_wall(self.engine.door.wake) if self.workload.pending else math.inf
+
+    def hand_out(self, now: float) -> bool:
+        """Give the tokens of the step under way to their readers, if it is over; return whether it was."""
+        step = self._step
+        if step is None or now < self.to_wall(step.end_s):
+            return False
+        self._step = None
+        self.last = step
+        self.awaited.clear()
+        tokens = StepTokens(gap_s=now - self._handed_out_s)
+        for generation, made in step.growth:
+            if generation.gone:
+                continue
+            first = generation.made
+            tokens.count += made - first
+            if not first:
+                generation.first_s = now
+                tokens.firsts.append(generation)
+            elif generation.last_s == self._handed_out_s:
+                tokens.followers += 1
+            else:
+                tokens.gaps_s.append(now - generation.last_s)
+            generation.made, generation.last_s = made, now
+            generation.reader.receive(generation, first)
+            if made == generation.target:
+                self._listener.on_over(generation, generation.reason, now)
+        self._handed_out_s = now
+        end_s = self.to_wall(step.end_s)
+        self._listener.on_step(step, tokens, self._read_clock() - end_s)
+        self._decide_by_s = end_s + min(self.settle_s, self._least_step_s() * SETTLE_SHARE)
+        return True
+
+    def decide(self, now: float, *, more: bool = False) -> None:
+        """Make the next step, if it is time; `more`: there are requests to be read that may be in it."""
+        if self._step is not None:
+            return
+        engine = self.engine
+        if engine.running or engine.waiting:
+            if (self.awaited or more) and now < self._decide_by_s:
+                return
+            until = engine.now
+        elif self.workload.pending:
+            until = max(engine.now, engine.door.wake)
+            if self.to_wall(until) > now and not self.awaited:
+                return
+        else:
+            return
+        self._decide_by_s = -math.inf
+        if len(engine.log) >= FORGET_STEPS:
+            forget_steps(engine)
+        self._watch.step = None
+        engine.advance(math.nextafter(until, math.inf))
+        self._step = step = self._watch.step
+        if step is None:
+            self._show_current()
+            return
+        if self._ended:  # first, since their clients may have more to ask
+            step.growth[:0] = [(generation, generation.target) for generation in self._ended]
+            self._ended = []
+
+    def _least_step_s(self) -> float:
+        """Return the least wall time that the next step takes."""
+        decoding = self.engine.decoding
+        count = decoding.count
+        return self.cost.decode(max(1, count), decoding.context + count) / self.speed
+
+    def _show_current(self) -> None:
+        engine, last = self.engine, self.last
+        last.running, last.waiting, last.free_blocks = len(engine.running), len(engine.waiting), engine.pool.free

@@ -1,0 +1,236 @@
+"""llama.cpp's routes and its page of metrics: what `llama-server --metrics --slots` offers.
+
+Names, types and help texts are those of a captured page of build 11434; the two throughput gauges are averages since
+the last scrape, as there, so that scraping changes them. Times are wall seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from servesim.engine.server import Server
+from servesim.serve.app import Handler, Response
+from servesim.serve.asked import Asked, Fields, read_chat, read_completion, read_json
+from servesim.serve.connection import Connection
+from servesim.serve.engine_clock import EndedStep, EngineClock, StepTokens
+from servesim.serve.errors import ApiError, Json, bad_request, llamacpp_error
+from servesim.serve.generation import Generation
+from servesim.serve.http import HttpRequest
+from servesim.serve.llamacpp_shapes import LlamaCppChat, LlamaCppCompletion, LlamaCppNative
+from servesim.serve.vllm_api import whole
+from servesim.wire.prometheus import CONTENT_TYPE, Family, format_page, single
+
+if TYPE_CHECKING:
+    from servesim.serve.app import ServeApp
+
+BUILD = "b0-servesim"
+
+
+class LlamaCppMetrics:
+    """Counts what llama.cpp counts."""
+
+    def __init__(self, server: Server) -> None:
+        self._seats = server.config.max_num_seqs
+        self.prompt_tokens = self.cached_tokens = self.predicted_tokens = 0
+        self.prompt_s = self.predicted_s = 0.0
+        self.decodes = self.busy_slots = self.longest = 0
+        self._bucket = [0.0] * 4  # prompt tokens and seconds, predicted tokens and seconds, since the last scrape
+
+    def on_request(self, n: int, max_tokens: int) -> None:
+        """llama.cpp counts no requests."""
+
+    def on_refusal(self, reason: str) -> None:
+        """Nor those it turns away."""
+
+    def on_step(self, step: EndedStep, tokens: StepTokens) -> None:
+        self.decodes += 1
+        self.busy_slots += step.sequences
+        for generation in tokens.firsts:
+            computed, seconds = generation.prompt - generation.cached_tokens, generation.first_s - generation.admitted_s
+            self.prompt_tokens += computed
+            self.cached_tokens += generation.cached_tokens
+            self.prompt_s += seconds
+            self._bucket[0] += computed
+            self._bucket[1] += seconds
+
+    def on_over(self, generation: Generation, reason: str, now: float) -> None:
+        seconds = generation.last_s - generation.first_s
+        self.predicted_tokens += generation.made
+        self.predicted_s += seconds
+        self.longest = max(self.longest, generation.prompt + generation.made - 1)
+        self._bucket[2] += generation.made
+        self._bucket[3] += seconds
+
+    def families(self, clock: EngineClock) -> list[Family]:
+        bucket, self._bucket = self._bucket, [0.0] * 4
+        totals, last = clock.engine.totals, clock.last
+        rates = [tokens / seconds if seconds else 0.0 for tokens, seconds in (tuple(bucket[:2]), tuple(bucket[2:]))]
+        counters = (
+            ("prompt_tokens_total", "Number of prompt tokens processed, excluding cached tokens", self.prompt_tokens),
+            ("prompt_tokens_cached_total", "Number of prompt tokens reused from the cache", self.cached_tokens),
+            ("prompt_seconds_total", "Total time spent processing prompts", self.prompt_s),
+            ("tokens_predicted_total", "Number of generation tokens processed", self.predicted_tokens),
+            ("tokens_predicted_seconds_total", "Total time spent generating tokens", self.predicted_s),
+            (
+                "n_decode_total",
+                "Total number of llama_decode() calls, excluding speculative decoding and multimodal decoding",
+                self.decodes,
+            ),
+            ("n_tokens_max", "Largest observed sequence length (prompt + generation)", self.longest),
+            (
+                "spec_decode_num_draft_tokens_total",
+                "Speculative: Total draft tokens generated",
+                totals.drafted_tokens,
+            ),
+            (
+                "spec_decode_num_accepted_tokens_total",
+                "Speculative: Total draft tokens accepted by the target model",
+                totals.accepted_tokens,
+            ),
+            (
+                "spec_decode_num_drafts_total",
+                "Speculative: Total speculative decoding verification steps",
+                self.decodes if totals.drafted_tokens else 0,
+            ),
+        )
+        gauges = (
+            ("prompt_tokens_seconds", "Average prompt throughput in tokens/s", rates[0]),
+            ("predicted_tokens_seconds", "Average generation throughput in tokens/s", rates[1]),
+            ("requests_processing", "Number of requests processing", last.running),
+            ("requests_deferred", "Number of requests deferred", last.waiting),
+            (
+                "n_busy_slots_per_decode",
+                "Average number of busy slots per llama_decode() call",
+                self.busy_slots / max(1, self.decodes),
+            ),
+        )
+        return [
+            single(f"llamacpp:{name}", kind, about, [({}, float(value))])
+            for kind, rows in (("counter", counters), ("gauge", gauges))
+            for name, about, value in rows
+        ]
+
+
+class LlamaCppApi:
+    """llama.cpp's server."""
+
+    def __init__(self, app: ServeApp) -> None:
+        self._app = app
+        self.metrics = LlamaCppMetrics(app.server)
+
+    def routes(self) -> Mapping[str, Mapping[str, Handler]]:
+        found: dict[str, Mapping[str, Handler]] = {
+            "/completion": {"POST": self._native},
+            "/tokenize": {"POST": self._tokenize},
+            "/health": {"GET": self._health},
+            "/v1/health": {"GET": self._health},
+            "/props": {"GET": self._props},
+            "/slots": {"GET": self._slots},
+            "/metrics": {"GET": self._metrics},
+        }
+        for path, method, handler in (
+            ("/chat/completions", "POST", self._chat),
+            ("/completions", "POST", self._completion),
+            ("/models", "GET", self._models),
+        ):
+            found[path] = found[f"/v1{path}"] = {method: handler}
+        return found
+
+    def reword(self, error: ApiError) -> ApiError:
+        inner = error.body.get("error")
+        if isinstance(inner, dict) and inner.get("param") == "input_tokens":
+            prompt = int(str(inner["message"]).rsplit("value=", 1)[1].rstrip(")"))
+            return llamacpp_error(error, prompt=prompt, longest=self._app.max_model_len)
+        return llamacpp_error(error)
+
+    def is_open(self, path: str) -> bool:
+        return path in ("/health", "/v1/health", "/models", "/v1/models")
+
+    def _chat(self, connection: Connection, request: HttpRequest) -> None:
+        body = read_json(request.body)
+        if not isinstance(body.get("messages"), list):
+            raise bad_request("Expected 'messages' to be an array")
+        self._start(connection, request, read_chat(self._endless(body)), LlamaCppChat)
+
+    def _completion(self, connection: Connection, request: HttpRequest) -> None:
+        asked = read_completion(self._endless(read_json(request.body)))
+        self._start(connection, request, asked, LlamaCppCompletion)
+
+    def _native(self, connection: Connection, request: HttpRequest) -> None:
+        asked = read_completion(self._endless(read_json(request.body)) | {"n": 1})
+        if len(asked.prompts) != 1:
+            raise bad_request("Expected one prompt")
+        self._start(connection, request, asked, LlamaCppNative)
+
+    def _start(self, connection: Connection, request: HttpRequest, asked: Asked, shape: type) -> None:
+        if asked.max_tokens is not None:  # what is longer than the context ends with it
+            asked.max_tokens = min(asked.max_tokens, self._app.max_model_len)
+        self._app.generate(connection, request, asked, shape, "chatcmpl-")
+
+    def _endless(self, body: Json) -> Json:
+        """Return a body with llama.cpp's own limit, `n_predict`, and without those that mean none (-1)."""
+        limit = body.get("max_tokens", body.get("n_predict"))
+        if isinstance(limit, int) and limit < 0:
+            limit = None
+        return body | {"max_tokens": limit}
+
+    def _tokenize(self, connection: Connection, request: HttpRequest) -> Response:
+        fields = Fields(read_json(request.body))
+        text = fields.text("content")
+        fields.check()
+        return whole({"tokens": list(self._app.tokenizer.encode(text or ""))})
+
+    def _health(self, connection: Connection, request: HttpRequest) -> Response:
+        return whole({"status": "ok"})
+
+    def _models(self, connection: Connection, request: HttpRequest) -> Response:
+        app = self._app
+        model, name = app.server.model, app.model_name
+        details = {"parent_model": "", "format": "gguf", "family": "", "families": [""]}
+        details |= {"parameter_size": "", "quantization_level": ""}
+        listed: Json = {"name": name, "model": name, "modified_at": "", "size": "", "digest": "", "type": "model"}
+        listed |= {"description": "", "tags": [""], "capabilities": ["completion"], "parameters": ""}
+        meta = {"vocab_type": 2, "n_vocab": model.vocab, "n_ctx": app.max_model_len, "n_ctx_train": app.max_model_len}
+        meta |= {"n_embd": model.hidden, "n_params": model.params, "size": int(app.server.plan.weights_bytes)}
+        data: Json = {"id": name, "aliases": [name], "tags": [], "object": "model", "created": app.started_s}
+        data |= {"architecture": {"input_modalities": ["text"], "output_modalities": ["text"]}}
+        data |= {"owned_by": "llamacpp", "meta": meta}
+        return whole({"models": [listed | {"details": details}], "object": "list", "data": [data]})
+
+    def _props(self, connection: Connection, request: HttpRequest) -> Response:
+        app = self._app
+        params = {"seed": app.spec.seed, "temperature": 0.8, "max_tokens": -1, "n_predict": -1, "stream": False}
+        return whole(
+            {
+                "default_generation_settings": {"params": params, "n_ctx": app.max_model_len},
+                "total_slots": app.server.config.max_num_seqs,
+                "model_alias": app.model_name,
+                "model_path": app.server.spec.model,
+                "modalities": {"vision": False, "audio": False},
+                "chat_template": "",
+                "bos_token": "<|begin|>",
+                "eos_token": "<|end|>",
+                "build_info": BUILD,
+            }
+        )
+
+    def _slots(self, connection: Connection, request: HttpRequest) -> Response:
+        app = self._app
+        busy = [generation for answer in app.answers for generation in answer.generations if generation.admitted_s]
+        slots = []
+        for number in range(app.server.config.max_num_seqs):
+            slot: Json = {"id": number, "n_ctx": app.max_model_len, "speculative": False, "is_processing": False}
+            if number < len(busy):
+                made = busy[number].made
+                slot["is_processing"] = True
+                slot["next_token"] = [
+                    {"has_next_token": True, "n_remain": busy[number].target - made, "n_decoded": made}
+                ]
+            slots.append(slot)
+        return Response(200, whole({"slots": slots}).body[len(b'{"slots":') : -1])
+
+    def _metrics(self, connection: Connection, request: HttpRequest) -> Response:
+        clock, metrics = self._app.clock, self._app.metrics
+        page = format_page([*self.metrics.families(clock), *metrics.own.families(clock)])
+        return Response(200, page.encode(), CONTENT_TYPE)

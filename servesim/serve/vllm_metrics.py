@@ -1,0 +1,258 @@
+"""vLLM's page of metrics: its names, types, labels and buckets, as version 0.32 writes them.
+
+Source: a captured page of vLLM 0.32.0 (vllm/v1/metrics/loggers.py). Times are wall seconds. What the simulated engine
+has none of (adapters to wait for, offloaded or transferred KV, sleep, images) is there and stays at 0.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from servesim.engine.server import Server
+from servesim.serve.engine_clock import EndedStep, EngineClock, StepTokens
+from servesim.serve.generation import Generation
+from servesim.serve.instruments import Counter, Histogram, Instrument, Labels, in_order
+from servesim.wire.prometheus import Family, single
+
+REQUEST_BOUNDS_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+TTFT_BOUNDS_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
+)
+ITL_BOUNDS_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+ITERATION_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+PREEMPTION_BOUNDS = (1, 2, 3, 4, 5, 10, 20)
+FINISHED = ("stop", "length", "abort", "error", "repetition")
+_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
+_TIERS = ("device", "host", "p2p", "disk", "external_unspecified")
+
+
+def token_bounds(longest: int) -> tuple[int, ...]:
+    """Return the bounds 1, 2, 5, 10, ... up to `longest`.
+
+    >>> token_bounds(120)
+    (1, 2, 5, 10, 20, 50, 100)
+    """
+    bounds: list[int] = []
+    power = 1
+    while power <= longest:
+        bounds += [digit * power for digit in (1, 2, 5) if digit * power <= longest]
+        power *= 10
+    return tuple(bounds)
+
+
+def _rows(label: str, values: Iterable[str]) -> list[Labels]:
+    return [{label: value} for value in values]
+
+
+class VllmMetrics:
+    """Counts what vLLM's loggers count and writes it under their names."""
+
+    def __init__(self, server: Server, *, model_name: str, max_model_len: int) -> None:
+        self._server = server
+        self._labels = {"engine": "0", "model_name": model_name}
+        self._created_s = time.time()
+        tokens = token_bounds(max_model_len)
+        found: list[Instrument] = []
+
+        def counter(
+            name: str, about: str, label: str = "", values: Iterable[str] = (), kind: str = "counter"
+        ) -> Counter:
+            made = Counter(f"vllm:{name}", about, kind, _rows(label, values) if label else ({},))
+            found.append(made)
+            return made
+
+        def gauge(name: str, about: str, label: str = "", values: Iterable[str] = ()) -> Counter:
+            return counter(name, about, label, values, "gauge")
+
+        def histogram(name: str, about: str, bounds: Iterable[float]) -> Histogram:
+            made = Histogram(f"vllm:{name}", about, tuple(bounds))
+            found.append(made)
+            return made
+
+        per_gpu = "per GPU (for Model Flops Utilization calculations)."
+        counter("estimated_flops_per_gpu_total", f"Estimated number of floating point operations {per_gpu}")
+        counter("estimated_read_bytes_per_gpu_total", f"Estimated number of bytes read from memory {per_gpu}")
+        counter("estimated_write_bytes_per_gpu_total", f"Estimated number of bytes written to memory {per_gpu}")
+        self._running = gauge("num_requests_running", "Number of requests in model execution batches.")
+        self._waiting = gauge("num_requests_waiting", "Number of requests waiting to be processed.")
+        self._waiting_by = gauge(
+            "num_requests_waiting_by_reason",
+            "Number of waiting requests by reason. Reason labels: 'capacity' = waiting for scheduling capacity; "
+            "'deferred' = deferred by transient constraints (LoRA budget, KV transfer, blocked status). "
+            "Sum of all reasons equals vllm:num_requests_waiting.",
+            "reason",
+            ("capacity", "deferred"),
+        )
+        sleep = gauge(
+            "engine_sleep_state",
+            "Engine sleep state; awake = 0 means engine is sleeping; awake = 1 means engine is awake; "
+            "weights_offloaded = 1 means sleep level 1; discard_all = 1 means sleep level 2.",
+            "sleep_state",
+            ("awake", "weights_offloaded", "discard_all"),
+        )
+        sleep.set(1.0, sleep_state="awake")
+        self._kv_usage = gauge("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.")
+        self._queries = counter(
+            "prefix_cache_queries_total", "Prefix cache queries, in terms of number of queried tokens."
+        )
+        self._hits = counter("prefix_cache_hits_total", "Prefix cache hits, in terms of number of cached tokens.")
+        external = "from KV connector cross-instance cache sharing, in terms of number of"
+        counter("external_prefix_cache_queries_total", f"External prefix cache queries {external} queried tokens.")
+        counter("external_prefix_cache_hits_total", f"External prefix cache hits {external} cached tokens.")
+        counter("mm_cache_queries_total", "Multi-modal cache queries, in terms of number of queried items.")
+        counter("mm_cache_hits_total", "Multi-modal cache hits, in terms of number of cached items.")
+        self._preemptions = counter("num_preemptions_total", "Cumulative number of preemption from the engine.")
+        self._prompt_tokens = counter("prompt_tokens_total", "Number of prefill tokens processed.")
+        self._by_source = counter(
+            "prompt_tokens_by_source_total", "Number of prompt tokens by source.", "source", _SOURCES
+        )
+        self._cached = counter("prompt_tokens_cached_total", "Number of cached prompt tokens (local + external).")
+        self._cached_by = counter(
+            "prompt_tokens_cached_by_source_total",
+            "Prefix-cache hit tokens by the cache tier that supplied them: device (local HBM), host (offloaded to "
+            "DRAM), disk, p2p (transferred from another vLLM instance) or external_unspecified. Counted at admission; "
+            "sums to vllm:prefix_cache_hits + vllm:external_prefix_cache_hits.",
+            "source",
+            _TIERS,
+        )
+        self._generated = counter("generation_tokens_total", "Number of generation tokens processed.")
+        self._success = counter(
+            "request_success_total", "Count of successfully processed requests.", "finished_reason", FINISHED
+        )
+        self._rejections = Counter(
+            "vllm:admission_rejections_total",
+            "Number of admission attempts rejected by a queue limit, by reason.",
+            rows=_rows("reason", ("max_num_queued_reqs", "max_num_queued_tokens")),
+        )
+        found.append(self._rejections)
+        self._prompts = histogram("request_prompt_tokens", "Number of prefill tokens processed.", tokens)
+        self._outputs = histogram("request_generation_tokens", "Number of generation tokens processed.", tokens)
+        self._iterations = histogram(
+            "iteration_tokens_total", "Histogram of number of tokens per engine_step.", ITERATION_BOUNDS
+        )
+        self._longest = histogram(
+            "request_max_num_generation_tokens", "Histogram of maximum number of requested generation tokens.", tokens
+        )
+        self._params_n = histogram("request_params_n", "Histogram of the n request parameter.", (1, 2, 5, 10, 20))
+        self._params_max = histogram(
+            "request_params_max_tokens", "Histogram of the max_tokens request parameter.", tokens
+        )
+        self._ttft = histogram(
+            "time_to_first_token_seconds", "Histogram of time to first token in seconds.", TTFT_BOUNDS_S
+        )
+        self._itl = histogram(
+            "inter_token_latency_seconds", "Histogram of inter-token latency in seconds.", ITL_BOUNDS_S
+        )
+        self._tpot = histogram(
+            "request_time_per_output_token_seconds",
+            "Histogram of time_per_output_token_seconds per request.",
+            ITL_BOUNDS_S,
+        )
+        self._e2e = histogram(
+            "e2e_request_latency_seconds", "Histogram of e2e request latency in seconds.", REQUEST_BOUNDS_S
+        )
+        spent = "Histogram of time spent in {} phase for request."
+        self._queue = histogram("request_queue_time_seconds", spent.format("WAITING"), REQUEST_BOUNDS_S)
+        self._inference = histogram("request_inference_time_seconds", spent.format("RUNNING"), REQUEST_BOUNDS_S)
+        self._prefill = histogram("request_prefill_time_seconds", spent.format("PREFILL"), REQUEST_BOUNDS_S)
+        self._decode = histogram("request_decode_time_seconds", spent.format("DECODE"), REQUEST_BOUNDS_S)
+        self._preempted = histogram(
+            "request_num_preemptions", "Histogram of the number of times a request was preempted.", PREEMPTION_BOUNDS
+        )
+        self._computed = histogram(
+            "request_prefill_kv_computed_tokens",
+            "Histogram of new KV tokens computed during prefill (excluding cached tokens).",
+            tokens,
+        )
+        self._instruments = found
+
+    def on_request(self, n: int, max_tokens: int) -> None:
+        """Count a request that was taken in: its choices, and the most tokens it asked for."""
+        self._params_n.observe(n)
+        self._params_max.observe(max_tokens)
+
+    def on_step(self, step: EndedStep, tokens: StepTokens) -> None:
+        """Count a step, the first tokens in it and the gaps since the ones before."""
+        computed = 0
+        for generation in tokens.firsts:
+            cached = generation.cached_tokens
+            computed += generation.prompt - cached
+            self._prompt_tokens.add(generation.prompt)
+            self._by_source.add(generation.prompt - cached, source="local_compute")
+            if cached:
+                self._by_source.add(cached, source="local_cache_hit")
+                self._cached.add(cached)
+                self._cached_by.add(cached, source="device")
+            self._ttft.observe(generation.first_s - generation.arrived_s)
+        self._generated.add(tokens.count)
+        self._iterations.observe(computed + tokens.count)
+        if tokens.followers:
+            self._itl.observe(tokens.gap_s, tokens.followers)
+        for gap_s in tokens.gaps_s:
+            self._itl.observe(gap_s)
+
+    def on_over(self, generation: Generation, reason: str, now: float) -> None:
+        """Count the end of a generation. One that nobody waits for is no success, and has no times."""
+        if reason == "abort":
+            return
+        self._success.add(finished_reason=reason)
+        made = generation.made
+        self._prompts.observe(generation.prompt)
+        self._outputs.observe(made)
+        if not generation.number:
+            self._longest.observe(generation.target)
+        self._e2e.observe(now - generation.arrived_s)
+        self._queue.observe(max(0.0, generation.admitted_s - generation.arrived_s))
+        self._inference.observe(now - generation.admitted_s)
+        self._prefill.observe(generation.first_s - generation.admitted_s)
+        self._decode.observe(now - generation.first_s)
+        if made > 1:
+            self._tpot.observe((now - generation.first_s) / (made - 1))
+        self._preempted.observe(generation.preemptions)
+        self._computed.observe(generation.prompt - generation.cached_tokens)
+
+    def on_refusal(self, reason: str) -> None:
+        """Count a request that the bounds of the queue kept out."""
+        self._rejections.add(reason=reason)
+
+    def families(self, clock: EngineClock) -> list[Family]:
+        last, totals = clock.last, clock.engine.totals
+        self._running.set(last.running)
+        self._waiting.set(last.waiting)
+        self._waiting_by.set(last.waiting, reason="capacity")
+        self._kv_usage.set(1.0 - last.free_blocks / clock.config.num_blocks)
+        self._queries.set(totals.looked_up_tokens)
+        self._hits.set(totals.hit_tokens)
+        self._preemptions.set(totals.preemptions)
+        families = []
+        for instrument in self._instruments:
+            labels = self._labels if instrument is not self._rejections else {"model_name": self._labels["model_name"]}
+            families += instrument.families(labels, self._created_s)
+        return [*families, self._cache_config()]
+
+    def _cache_config(self) -> Family:
+        spec, plan, config = self._server.spec, self._server.plan, self._server.config
+        blocks = config.num_blocks + 1  # vLLM counts its null block
+        longest = config.max_model_len or config.num_blocks * config.block_size
+        labels = {
+            "block_size": str(config.block_size),
+            "cache_dtype": str(spec.kv_cache_dtype or "auto"),
+            "effective_attention_block_size": str(config.block_size),
+            "enable_prefix_caching": str(config.prefix_caching),
+            "gpu_memory_utilization": str(spec.gpu_memory_utilization),
+            "kv_cache_max_concurrency": str(blocks / -(-longest // config.block_size)),
+            "kv_cache_memory_bytes": str(int(plan.kv_cache_bytes)),
+            "kv_cache_size_tokens": str(blocks * config.block_size),
+            "num_gpu_blocks": str(blocks),
+            "num_gpu_blocks_override": "None" if spec.kv_blocks is None else str(spec.kv_blocks),
+            "prefix_caching_hash_algo": "blake2b",
+            "user_specified_block_size": "True",
+        }
+        return single(
+            "vllm:cache_config_info",
+            "gauge",
+            "Information of the LLMEngine CacheConfig",
+            [(in_order({"engine": "0"}, labels), 1.0)],
+        )
