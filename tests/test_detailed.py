@@ -11,8 +11,8 @@ from servesim.catalog.models import MODELS
 from servesim.cost.detailed import TERMS, Detailed, Split
 from servesim.cost.model import COST_MODELS, CostModel
 from servesim.cost.parameters import BOUNDS, DetailedParameters
-from servesim.fleet.simulate import simulate
 from servesim.errors import InputError
+from servesim.fleet.simulate import simulate
 
 LLAMA, MIXTRAL, GEMMA = MODELS["llama-3.1-8b"], MODELS["mixtral-8x7b"], MODELS["gemma-3-12b"]
 DEEPSEEK, GPT_OSS = MODELS["deepseek-v3"], MODELS["gpt-oss-20b"]
