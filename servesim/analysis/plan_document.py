@@ -50,6 +50,8 @@ def _candidate(planner: Planner, candidate: Candidate, finalists: list[Candidate
     edge = planner.edge(candidate)
     rates = planner.rates(candidate) if candidate in finalists else None
     interval = interval_95(rates) if rates else None
+    offers = planner.offers(candidate) if rates else []
+    cost = planner.cost(candidate, edge["rate"]) if edge["rate"] else None
     return {
         "key": candidate.key,
         **candidate.describe(),
@@ -59,7 +61,8 @@ def _candidate(planner: Planner, candidate: Candidate, finalists: list[Candidate
         "next_rate": edge.get("next_rate"),
         "rates": rates,
         "interval": None if interval is None else {"low": interval[0], "high": interval[1]},
-        "cost": planner.cost(candidate, edge["rate"]) if edge["rate"] else None,
+        "cost": offers[0].cost if offers else cost,
+        "steps_back": planner.steps_back(candidate) if offers else 0,
         "finalist": candidate in finalists,
         "same_as": _same_as(planner, candidate),
         "cut": edge["impossible"] or _left_out(planner, candidate, finalists),

@@ -12,6 +12,7 @@ A row depends on its unit and the plan's workload and objectives alone: not on w
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -35,7 +36,7 @@ GROWTH = {EDGE: 1.25, REFINE: 1.05}
 FIRST_PROBE = 0.9  # of what the roofline allows: most edges lie a little below it
 HIGHEST_PROBE = 16.0  # of it: above, the run is too short to miss anything
 
-MOST_REQUESTS = 200_000  # of a whole fleet
+MOST_REQUESTS = 50_000  # of a whole fleet
 
 Row = dict[str, Any]
 
@@ -97,7 +98,7 @@ def _workload(question: Question, unit: Unit) -> WorkloadSpec:
 def _search(question: Question, unit: Unit, prospect: Prospect, load: Load) -> Found[Trial]:
     assert prospect.deployment is not None and prospect.estimate is not None
     deployment, highest = prospect.deployment, HIGHEST_PROBE * prospect.estimate
-    start = unit.rate or FIRST_PROBE * prospect.estimate
+    start = unit.rate or on_grid(FIRST_PROBE * prospect.estimate)
 
     def probe(rate: float) -> tuple[Answer, Trial]:
         trial = run_trial(deployment, load, rate, question.slos)
@@ -111,6 +112,15 @@ def _search(question: Question, unit: Unit, prospect: Prospect, load: Load) -> F
         resolution=RESOLUTION[unit.kind],
         votes=1,
     ).run()
+
+
+def on_grid(rate: float) -> float:
+    """Return the power of the search's growth that is nearest to `rate`.
+
+    All searches begin on one grid, so that they come to the same rates, and candidates that do alike have one edge.
+    """
+    growth = GROWTH[EDGE]
+    return float(growth ** round(math.log(rate, growth)))
 
 
 def _edge_row(question: Question, unit: Unit, prospect: Prospect, found: Found[Trial]) -> Row:

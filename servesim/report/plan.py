@@ -55,7 +55,7 @@ def _candidate_lines(body: Json) -> list[str]:
     columns = _varying(rows)
     groups: dict[str, list[Json]] = {}
     for row in rows:
-        groups.setdefault(row["same_as"] or row["key"], []).append(row)
+        groups.setdefault(row["same_as"] or (row["key"] if row["rate"] else row["cut"]), []).append(row)
     header = [*(_NAMES[c] for c in columns), "devices", "requests/s", "95% interval", "cost", "binds"]
     table, reasons = [header], []
     for group in sorted(groups.values(), key=lambda group: (group[0]["cost"] is None, group[0]["cost"] or 0.0)):
@@ -65,6 +65,8 @@ def _candidate_lines(body: Json) -> list[str]:
             reasons.append(_line("not", f"{' '.join(named)}: {row['cut']}"))
             continue
         binds = (row["binds"] or {}).get("budget", "-")
+        if row["steps_back"]:
+            binds += f"; fresh seeds missed, {row['steps_back']} steps of more room"
         table.append(
             [
                 *named,
