@@ -23,8 +23,6 @@ from servesim.errors import RunError
 from servesim.interrupts import Interrupts
 from servesim.latency import Completed
 from servesim.records import Outcome, Run
-from servesim.runfile import RunWriter
-from servesim.runreader import read_run
 from servesim.workload.workload import ClosedLoop, OpenLoop, Retrying, SessionLoop
 from tests.client_case import always, payload, plain_requests, run_against, verdict_of
 from tests.tls_front import HAVE_OPENSSL, TlsFront, make_certificate
@@ -323,23 +321,6 @@ class WatchersTest(unittest.TestCase):
         self.assertEqual(sorted(filed), list(range(9)))
         last: Progress = seen[-1]
         self.assertEqual((last.done, last.total, last.in_flight, last.token_events), (9, 9, 0, 27))
-
-    def test_a_killed_run_keeps_every_finished_request_in_its_file(self) -> None:
-        with tempfile.TemporaryDirectory() as folder, TruthServer(always(*QUICK)) as server:
-            path = str(Path(folder) / "run.jsonl")
-            child = os.fork()
-            if child == 0:
-                writer = RunWriter(path, live=True)
-                watchers = Watchers(filed=writer.request, begun=lambda run: writer.header(run, "loadgen"))
-                run_against(server, ClosedLoop(plain_requests(100_000), 2), concurrency=2, watchers=watchers)
-                os._exit(0)
-            while len(server.asked) < 40:
-                time.sleep(0.01)
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            run = read_run(path)
-            self.assertGreaterEqual(run.records.outcome.count(Outcome.COMPLETED), 30)
-            self.assertTrue(run.partial)
 
 
 if __name__ == "__main__":
