@@ -58,22 +58,24 @@ class Panel:
             self.notes.append(element("line", x1="0", x2="100%", y1=y, y2=y, class_=classes))
             self.notes.append(text(label, "100%", y, dx="-4", dy=above, text_anchor="end", class_="note"))
 
-    def upright(self, value: float, label: str, classes: str = "limit", *, row: int = 0) -> None:
-        """Draw a vertical line at `value` with its label at the top, in line `row` of labels, if it is on the axis."""
+    def upright(self, value: float, label: str, classes: str = "limit", *, row: int = 0, low: bool = False) -> None:
+        """Draw a vertical line at `value`, if it is on the axis, with its label at the top, or at the bottom.
+
+        `row` counts lines of labels from there, so that labels of near lines do not meet.
+        """
         if self.x.low <= value <= self.x.high:
             x, left = percent(self.x.share(value)), self.x.share(value) > 0.7
             self.notes.append(element("line", x1=x, x2=x, y1="0", y2="100%", class_=classes))
-            self.write(label, value, None, left=left, row=row)
+            y, down = ("100%", -0.6 - 1.25 * row) if low else ("0", 1.1 + 1.25 * row)
+            self._note(label, x, y, down, left=left)
 
-    def write(self, label: str, x: float, y: float | None, *, left: bool = False, row: int = 0) -> None:
-        """Write `label` beside a place: right of it, or left; at the top in line `row` where y is None."""
-        at_y = "0" if y is None else percent(1 - self.y.share(y))
-        down = f"{1.1 + 1.25 * row:g}em" if y is None else f"{-0.6 + 1.25 * row:g}em"
-        anchor = "end" if left else "start"
-        self.notes.append(
-            text(label, percent(self.x.share(x)), at_y, dx="-9" if left else "9", dy=down, text_anchor=anchor,
-                 class_="note")
-        )  # fmt: skip
+    def write(self, label: str, x: float, y: float, *, left: bool = False) -> None:
+        """Write `label` above a place, to its right or to its left."""
+        self._note(label, percent(self.x.share(x)), percent(1 - self.y.share(y)), -0.6, left=left)
+
+    def _note(self, label: str, x: str, y: str, down_em: float, *, left: bool) -> None:
+        side = {"dx": "-9", "text_anchor": "end"} if left else {"dx": "9", "text_anchor": "start"}
+        self.notes.append(text(label, x, y, dy=f"{down_em:g}em", class_="note", **side))
 
     @property
     def outer_height_px(self) -> int:

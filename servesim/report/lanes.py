@@ -77,7 +77,11 @@ def spans_of(run: Run, index: int) -> Iterator[tuple[str, float, float]]:
     first, last = run.records.first[index], run.records.last[index]
     slices = run.records.pieces.get(index) or ([(first, last)] if first >= 0 else [])
     edges = [run.times[at] for piece in slices for at in dict.fromkeys(piece)]
-    yield from spans(run, index, edges)
+    told = list(spans(run, index, edges))
+    sent_s, end_s = run.records.sent_s[index], over_s(run, index)
+    if not told and end_s > sent_s:  # a client that left before anything was known of it
+        told.append(("queue", sent_s, end_s))
+    yield from told
 
 
 def _length_s(run: Run, index: int) -> float:

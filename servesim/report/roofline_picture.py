@@ -162,11 +162,12 @@ def _axes(device: Device, places: list[tuple[float, float]]) -> Panel:
         start = max(low, panel.y.low / (hardware.bandwidth_gb_s * 1e9 * mbu))
         points = [(x, device.roof(x, mfu, mbu)) for x in (start, min(max(corner, start), high), high)]
         panel.mark(line_path([panel.point(x, y) for x, y in points]), classes)
-    panel.upright(ridge, f"ridge {ridge:.0f} FLOP/byte", "guide", row=0)
-    panel.upright(device.batch_1_intensity, f"batch 1: {device.batch_1_intensity:.2g} FLOP/byte", "guide", row=2)
+    panel.upright(ridge, f"ridge {ridge:.0f} FLOP/byte", "guide", low=True)
+    panel.upright(device.batch_1_intensity, f"batch 1: {device.batch_1_intensity:.2g} FLOP/byte", "guide")
     batch = critical_batch(device.model, hardware, 0, device.tensor_parallel)
     if batch is not None:
-        panel.upright(device.critical_intensity, f"critical batch {format_number(batch, 0)}", "guide", row=1)
+        label = f"critical batch {format_number(batch, 0)}"
+        panel.upright(device.critical_intensity, label, "guide", row=1, low=True)
     return panel
 
 

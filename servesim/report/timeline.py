@@ -123,6 +123,8 @@ def _caption(runs: Sequence[NamedRun], end_s: float, *, banded: bool) -> str:
             "Measured: running, waiting, KV and preemptions from the server's own metrics at each scrape, "
             "output tokens from what the client received."
         )
+    if any(named.run.records.attempts for named in runs):
+        told.append("Of a request that was sent again only the last attempt is known: until then it counts as waiting.")
     told.append(f"Rates are means over {_stretch(end_s)}.")
     if banded:
         told.append("A line before a pale band is the mean of what the band spans.")
