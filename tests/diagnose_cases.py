@@ -7,6 +7,7 @@ from typing import Any
 
 from servesim import simulate
 from servesim.analysis.evidence import Evidence, of_summary, with_server
+from servesim.analysis.turning import figures
 from servesim.engine.server import build_server
 from servesim.engine.spec import SERVER_CHECKS, ServerSpec
 from servesim.slo import parse_slos
@@ -107,17 +108,4 @@ def run_case(options: dict[str, Any], slo: tuple[str, ...] = ()) -> tuple[Summar
 
 def metrics(summary: Summary) -> dict[str, float]:
     """Return the figures that rules make promises about."""
-    document = summary.as_dict()
-    figures = {
-        "preemptions": summary.engine.preemptions,
-        "kv_peak": summary.engine.kv_peak,
-        "mean_batch": summary.engine.mean_batch,
-        "prefix_hit_rate": summary.engine.prefix_hit_rate or 0.0,
-        "throughput": summary.throughput.output_tokens_per_s,
-        "rejected": summary.requests.rejected,
-        "completed": summary.requests.completed,
-    }
-    for metric in ("ttft", "tpot", "itl", "queue"):
-        for percentile in ("p50", "p95", "p99"):
-            figures[f"{metric}_{percentile}"] = (document[f"{metric}_ms"] or {}).get(percentile)
-    return {name: float(value) for name, value in figures.items() if value is not None}
+    return figures(summary.as_dict())

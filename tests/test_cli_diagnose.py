@@ -56,6 +56,17 @@ class Diagnoses(unittest.TestCase):
             self.assertEqual(body["findings"][0]["knobs"]["vllm"], "--enable-prefix-caching")
             self.assertEqual(body["findings"][0]["useless"][0]["option"], "max_num_seqs")
 
+    def test_the_knob_is_turned_when_asked(self) -> None:
+        report = str(self.folder / "report.json")
+        servesim("simulate", *BURST, "--json", "-o", report)
+        tried = self.json(report, "--try")["tried"]
+        self.assertEqual(tried["changed"], {"prefix_caching": True})
+        self.assertEqual(tried["figures"]["preemptions"], {"before": 7.0, "after": 0.0})
+        self.assertIn("preemptions 7 -> 0", servesim("diagnose", report, "--try").out)
+        page = self.json(f"{CAPTURES}/vllm-metrics-under-load.txt", "--try")
+        self.assertIsNone(page["tried"])
+        self.assertIn("only the report of a simulated run", page["notes"][-1])
+
     def test_a_sweep_is_diagnosed_row_by_row(self) -> None:
         path = str(self.folder / "sweep.json")
         servesim(
@@ -75,6 +86,14 @@ class Diagnoses(unittest.TestCase):
         self.assertEqual([row["binds"] for row in body["rows"]], ["client", "sequences"])
         self.assertEqual([row["point"]["concurrency"] for row in body["rows"]], [2, 64])
         self.assertEqual(servesim("diagnose", path).out.count("\nrow "), 1)
+
+    def test_a_fleet_is_not_taken_for_one_server(self) -> None:
+        report = str(self.folder / "report.json")
+        fleet = ("--replicas", "2", "--rate", "5", "--requests", "40", "--quiet", "--json", "-o", report)
+        servesim("simulate", *fleet)
+        body = self.json(report)
+        self.assertIn("a fleet's figures", body["notes"][0])
+        self.assertNotIn("max_num_seqs", body["evidence"])
 
     def test_a_device_adds_the_memory_plan(self) -> None:
         page = self.file(

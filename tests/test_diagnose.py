@@ -12,11 +12,13 @@ from servesim.analysis.diagnose import Subject, diagnosis, findings
 from servesim.analysis.evidence import Evidence, of_pages, with_flags
 from servesim.analysis.rules import DOWN, RULES, UP
 from servesim.analysis.server_flags import FLAGS, command_lines, parse_flags
+from servesim.analysis.turning import turned
 from servesim.catalog.servers import SERVERS
 from servesim.client.window import setup_facts
 from servesim.engine.server import build_server
 from servesim.engine.spec import SERVER_CHECKS, ServerSpec
 from servesim.errors import InputError
+from servesim.summary import summarize
 from servesim.wire.prometheus import Page, parse_page
 from tests.command import ROOT
 from tests.diagnose_cases import CASES, NOT_SIMULATED, RuleCase, metrics, run_case
@@ -99,6 +101,21 @@ class EveryRule(unittest.TestCase):
             with self.subTest(rule=name):
                 case = CASES[name]
                 self.assertNotIn(name, names(run_case({**case.base, **case.turned}, case.slo)[1]))
+
+    def test_turned_by_diagnose_itself_does_the_same(self) -> None:
+        for rule in RULES:
+            if rule.turn is None:
+                continue
+            case = CASES[rule.name]
+            run = simulate(**case.base)
+            asked = {key: run.config[key] for key in SERVER_CHECKS if run.config.get(key) is not None}
+            tried, why_not = turned(rule, build_server(ServerSpec(**asked)), summarize(run).as_dict(), run.config)
+            assert tried is not None, why_not
+            self.assertEqual(tried["figures"].keys(), rule.expect.keys())
+            for metric, way in rule.expect.items():
+                with self.subTest(rule=rule.name, metric=metric):
+                    before, after = (tried["figures"][metric][when] for when in ("before", "after"))
+                    (self.assertGreater if way == UP else self.assertLess)(after, before)
 
     def test_names_a_budget_a_source_and_a_knob_for_each_server(self) -> None:
         budgets = {rule.budget for rule in RULES}

@@ -13,6 +13,7 @@ from typing import Any
 from servesim.analysis.capacity_check import checks
 from servesim.analysis.evidence import Evidence
 from servesim.analysis.rules import RULES, Rule
+from servesim.analysis.turning import turned
 from servesim.catalog.servers import SERVERS
 from servesim.engine.server import Server
 
@@ -66,6 +67,8 @@ class Subject:
     facts: Mapping[str, str] = field(default_factory=dict)
     server: Server | None = None
     point: Mapping[str, Any] | None = None  # a row of a sweep
+    summary: Mapping[str, Any] | None = None  # what the evidence was read from, if it was a report
+    config: Mapping[str, Any] = field(default_factory=dict)
 
 
 def findings(evidence: Evidence) -> list[Finding]:
@@ -78,8 +81,12 @@ def findings(evidence: Evidence) -> list[Finding]:
     return list(found.values())
 
 
-def diagnosis(subjects: Sequence[Subject], notes: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the body of the document: the diagnosis of the last subject, and of each row where there are several."""
+def diagnosis(subjects: Sequence[Subject], notes: Sequence[str] = (), *, try_it: bool = False) -> dict[str, Any]:
+    """Return the body of the document: the diagnosis of the last subject, and of each row where there are several.
+
+    `try_it` turns the first knob in the simulator, where the last subject was simulated.
+    """
+    notes = list(notes)
     last = subjects[-1]
     found = findings(last.evidence)
     body: dict[str, Any] = {
@@ -91,11 +98,21 @@ def diagnosis(subjects: Sequence[Subject], notes: Sequence[str] = ()) -> dict[st
         "evidence": last.evidence.as_dict(),
         "missing": _missing(last.evidence),
         "gpu_utilisation": GPU_UTILISATION,
-        "notes": list(notes),
+        "notes": notes,
     }
+    if try_it and found:
+        body["tried"], why_not = _try(found[0].rule, last)
+        if why_not is not None:
+            notes.append(why_not)
     if len(subjects) > 1:
         body["rows"] = [_row(subject) for subject in subjects]
     return body
+
+
+def _try(rule: Rule, subject: Subject) -> tuple[dict[str, Any] | None, str | None]:
+    if subject.server is None or subject.summary is None:
+        return None, "only the report of a simulated run can be tried"
+    return turned(rule, subject.server, subject.summary, subject.config)
 
 
 def _row(subject: Subject) -> dict[str, Any]:

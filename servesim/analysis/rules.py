@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from servesim.analysis.binding import BANDWIDTH, COMPUTE, KV_BLOCKS, SEQUENCES, STEP_TOKENS
 from servesim.analysis.evidence import Evidence
@@ -25,6 +26,7 @@ from servesim.analysis.remedies import (
     PREFIX_CACHING,
     Remedy,
 )
+from servesim.engine.server import Server
 from servesim.units import format_duration
 
 CLIENT, CONTEXT, QUEUE = "client", "context length", "queue"
@@ -59,6 +61,10 @@ SHORTER_QUEUE_OR_MORE_SERVERS = Remedy(
 )
 
 
+Turn = Callable[[Server], dict[str, Any]]
+"""Takes a simulated server, returns the options that change when the knob is turned."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """One row of the table."""
@@ -71,6 +77,7 @@ class Rule:
     expect: dict[str, str]  # metric of a summary -> up, down
     useless: dict[str, str]  # option -> why turning it changes nothing
     source: str
+    turn: Turn | None = None  # the knob, turned in the simulator; None: it is not the server's
 
 
 # When a rule holds, with the evidence in words
@@ -215,6 +222,43 @@ def _slow_steps(e: Evidence) -> bool:
 _SEATS_ARE_FREE = "seats are not what is short: the KV blocks run out first, so the same requests run"
 _KV_IS_FREE = "KV blocks are not what is short"
 
+# The knobs, turned in the simulator
+
+
+def _share_prefixes(server: Server) -> dict[str, Any]:
+    return {"prefix_caching": True}
+
+
+def _narrow_kv(server: Server) -> dict[str, Any]:
+    return {"kv_cache_dtype": "fp8", "kv_tokens": _twice(server.spec.kv_tokens)}
+
+
+def _double_devices(server: Server) -> dict[str, Any]:
+    return {"tensor_parallel_size": 2 * server.spec.tensor_parallel_size}
+
+
+def _double_seats(server: Server) -> dict[str, Any]:
+    seats = 2 * server.config.max_num_seqs
+    return {"max_num_seqs": seats, "max_num_batched_tokens": max(seats, server.config.max_num_batched_tokens)}
+
+
+def _double_step_tokens(server: Server) -> dict[str, Any]:
+    return {"max_num_batched_tokens": 2 * server.config.max_num_batched_tokens}
+
+
+def _quarter_step_tokens(server: Server) -> dict[str, Any]:
+    config = server.config
+    return {"max_num_batched_tokens": max(256, config.max_num_seqs, config.max_num_batched_tokens // 4)}
+
+
+def _narrow_weights(server: Server) -> dict[str, Any]:
+    return {"quantization": "fp8"}
+
+
+def _twice(value: int | None) -> int | None:
+    return None if value is None else 2 * value
+
+
 RULES: tuple[Rule, ...] = (
     Rule(
         name="client-saturated",
@@ -235,6 +279,7 @@ RULES: tuple[Rule, ...] = (
         expect={"preemptions": DOWN, "kv_peak": DOWN, "ttft_p95": DOWN, "throughput": UP, "prefix_hit_rate": UP},
         useless={"max_num_seqs": _SEATS_ARE_FREE},
         source="vllm/v1/core/sched/scheduler.py: out of blocks, the youngest is dropped and computed again",
+        turn=_share_prefixes,
     ),
     Rule(
         name="kv-preemptions-cached",
@@ -245,6 +290,7 @@ RULES: tuple[Rule, ...] = (
         expect={"preemptions": DOWN, "ttft_p95": DOWN, "throughput": UP},
         useless={"max_num_seqs": _SEATS_ARE_FREE},
         source="the same; the cache is on and what is shared is shared",
+        turn=_narrow_kv,
     ),
     Rule(
         name="kv-queue",
@@ -255,6 +301,7 @@ RULES: tuple[Rule, ...] = (
         expect={"ttft_p95": DOWN, "queue_p95": DOWN, "throughput": UP, "prefix_hit_rate": UP},
         useless={"max_num_seqs": _SEATS_ARE_FREE},
         source="scheduler.py: the head of the queue is admitted only if its whole sequence fits",
+        turn=_share_prefixes,
     ),
     Rule(
         name="kv-queue-cached",
@@ -265,6 +312,7 @@ RULES: tuple[Rule, ...] = (
         expect={"ttft_p95": DOWN, "queue_p95": DOWN, "throughput": UP},
         useless={"max_num_seqs": _SEATS_ARE_FREE},
         source="the same; the cache is on and what is shared is shared",
+        turn=_narrow_kv,
     ),
     Rule(
         name="compute",
@@ -275,6 +323,7 @@ RULES: tuple[Rule, ...] = (
         expect={"ttft_p95": DOWN, "tpot_p50": DOWN, "throughput": UP},
         useless={"kv_tokens": _KV_IS_FREE + ": a larger batch would only make each step longer"},
         source="the roofline: 2 x params x tokens over FLOP/s against weights over bandwidth",
+        turn=_double_devices,
     ),
     Rule(
         name="sequences",
@@ -285,6 +334,7 @@ RULES: tuple[Rule, ...] = (
         expect={"queue_p95": DOWN, "ttft_p95": DOWN, "throughput": UP, "tpot_p50": UP},
         useless={"kv_tokens": _KV_IS_FREE, "max_num_batched_tokens": "steps are not full"},
         source="scheduler.py: admission stops at max_num_seqs",
+        turn=_double_seats,
     ),
     Rule(
         name="step-tokens",
@@ -295,6 +345,7 @@ RULES: tuple[Rule, ...] = (
         expect={"queue_p95": DOWN, "ttft_p95": DOWN, "throughput": UP},
         useless={"kv_tokens": _KV_IS_FREE},
         source="scheduler.py: admission stops when the step's token budget is spent",
+        turn=_double_step_tokens,
     ),
     Rule(
         name="prefill-spikes",
@@ -305,6 +356,7 @@ RULES: tuple[Rule, ...] = (
         expect={"itl_p99": DOWN, "ttft_p50": UP},
         useless={"max_num_seqs": "it is one step's length, not the number of sequences", "kv_tokens": _KV_IS_FREE},
         source="Sarathi-Serve (arXiv:2403.02310): chunked prefill bounds the time between tokens",
+        turn=_quarter_step_tokens,
     ),
     Rule(
         name="bandwidth",
@@ -315,6 +367,7 @@ RULES: tuple[Rule, ...] = (
         expect={"tpot_p50": DOWN, "itl_p50": DOWN},
         useless={"max_num_seqs": "nobody waits for a seat", "max_num_batched_tokens": "steps are not full"},
         source="the roofline: a decode step reads every weight, however few sequences share it",
+        turn=_narrow_weights,
     ),
     Rule(
         name="refused-by-length",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,6 +32,7 @@ from servesim.wire.prometheus import Page, parse_page
 EXAMPLES = (
     "servesim diagnose before.txt after.txt --window 30s --flags 'vllm serve Qwen/Qwen3-8B --max-num-seqs 256'",
     "servesim diagnose metrics.txt --hardware l4-24gb --model llama-3.1-8b",
+    "curl -s localhost:8000/metrics | servesim diagnose -",
     "servesim diagnose report.json     (of simulate, loadgen or sweep --json, or a saved run)",
 )
 
@@ -39,6 +41,7 @@ READ = Group(
     (
         Option("--window", "window_s", "time between two metric pages", seconds(positive=True), "TIME"),
         Option("--flags", "flags", "the command line that started the server", text, "'vllm serve ...'"),
+        Option("--try", "try", "turn the first knob in the simulator (reports of simulate and sweep)"),
         Option("--slo", "slo", "objectives for a saved run", text, "LIMIT", repeat=True),
     ),
 )
@@ -55,7 +58,7 @@ def build_parser() -> Parser:
         (READ, DEVICE, LIMITS, Group("output", (JSON, OUTPUT, QUIET))),
     )
     parser.usage = "servesim diagnose FILE... [options]"
-    parser.add_argument("files", nargs="*", metavar="FILE", help="what to read")
+    parser.add_argument("files", nargs="*", metavar="FILE", help="what to read; - is standard input")
     return parser
 
 
@@ -104,7 +107,7 @@ def diagnose_files(files: Sequence[str], flags: Mapping[str, Any], told: ServerF
         found.subjects.append(_of_pages(found, flags, given, told))
     if not found.subjects:
         raise InputError("nothing to diagnose in the files")
-    return diagnosis(found.subjects, found.notes)
+    return diagnosis(found.subjects, found.notes, try_it=flags.get("try", False))
 
 
 def _of_pages(found: _Read, flags: Mapping[str, Any], given: Mapping[str, Any], told: ServerFlags | None) -> Subject:
@@ -150,8 +153,11 @@ def _server(
 def _read(path: str, found: _Read, flags: Mapping[str, Any]) -> None:
     """Add what the file at `path` holds: a metric page, a document, or a saved run."""
     try:
-        with open(path, encoding="utf-8") as file:
-            content = file.read(MAX_BYTES)
+        if path == "-":
+            content = sys.stdin.read(MAX_BYTES)
+        else:
+            with open(path, encoding="utf-8") as file:
+                content = file.read(MAX_BYTES)
     except OSError as error:
         raise InputError(f"cannot read {path}: {reason(error)}") from error
     except UnicodeDecodeError as error:
@@ -162,7 +168,7 @@ def _read(path: str, found: _Read, flags: Mapping[str, Any]) -> None:
             raise InputError(f"{path}: is no metric page of vLLM, llama.cpp or SGLang, and no report of servesim")
         found.pages.append(page)
         return
-    if content.startswith('{"kind":"header"'):
+    if content.startswith('{"kind":"header"') and path != "-":
         _add_run(path, content, found, flags)
         return
     try:
@@ -204,9 +210,13 @@ def _subject(row: Mapping[str, Any], config: Mapping[str, Any], source: str, not
     asked = {key: config[key] for key in SERVER_CHECKS if config.get(key) is not None}
     if row.get("source") != "simulated" or "hardware" not in asked:
         return Subject(evidence=evidence)
+    if config.get("disagg") or config.get("fleet") or (config.get("replicas") or 1) > 1:
+        notes.append(f"{source}: a fleet's figures are taken together, without the limits of its servers")
+        limits = ("max_num_seqs", "max_num_batched_tokens", "num_blocks")
+        return Subject(evidence=replace(evidence, **dict.fromkeys(limits)))
     try:
         server = build_server(ServerSpec(**asked))
     except ServesimError as error:
         notes.append(f"the server cannot be planned: {error}")
         return Subject(evidence=evidence)
-    return Subject(evidence=with_server(evidence, server), server=server)
+    return Subject(evidence=with_server(evidence, server), server=server, summary=row, config=config)

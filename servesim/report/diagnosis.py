@@ -5,13 +5,19 @@ Takes the body of the JSON document, so that text and JSON cannot say different 
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from servesim.report.text import percent
+from servesim.units import format_ms
+
 Json = Mapping[str, Any]
 
 WIDTH, INDENT = 100, 15
+_FRACTIONS = {"kv_peak", "prefix_hit_rate"}
+_LATENCY = re.compile(r".*_p[0-9]+")
 
 
 def diagnosis_text(body: Json) -> str:
@@ -21,6 +27,8 @@ def diagnosis_text(body: Json) -> str:
         lines += _line("binds", "nothing binds: the server does what it is asked to")
     for number, finding in enumerate(body["findings"]):
         lines += _finding(finding, body["evidence"].get("dialect"), first=number == 0)
+        if number == 0 and body.get("tried"):
+            lines += _tried(body["tried"])
     for check in body["checks"]:
         verdict = {True: "adds up", False: "does not add up", None: "capacity"}[check["agrees"]]
         lines += _line(verdict, check["told"])
@@ -48,6 +56,21 @@ def _finding(finding: Json, dialect: str | None, *, first: bool) -> Iterator[str
     for each in finding["useless"]:
         knob = each["knobs"].get(dialect) or each["option"]
         yield from _line("will not help", f"{knob}: {each['why']}")
+
+
+def _tried(tried: Json) -> Iterator[str]:
+    """Yield what the first knob did when it was turned in the simulator."""
+    yield from _line("tried", "   ".join(f"{name} {value}" for name, value in tried["changed"].items() if value))
+    for name, figure in tried["figures"].items():
+        yield from _line("", f"{name} {_figure(name, figure['before'])} -> {_figure(name, figure['after'])}")
+
+
+def _figure(name: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    if name in _FRACTIONS:
+        return percent(value)
+    return format_ms(value) if _LATENCY.fullmatch(name) else f"{value:,.1f}".removesuffix(".0")
 
 
 def _line(label: str, text: str) -> list[str]:
