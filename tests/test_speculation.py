@@ -1,4 +1,4 @@
-"""Speculative decoding: the closed form of the accepted length, tokens neither lost nor made up, the price of a draft."""
+"""Speculative decoding: the closed form of the accepted length, tokens neither lost nor made up, a draft's price."""
 
 from __future__ import annotations
 
