@@ -14,6 +14,8 @@ from servesim.report.renderers import RENDERERS
 from servesim.runfile import write_run
 from tests.command import servesim
 from tests.report_runs import burst, hostile, scan_document, streams, sweep_document
+from tests.test_cli_loadgen import Model
+from tests.truth_server import TruthServer
 
 
 class Report(unittest.TestCase):
@@ -170,6 +172,15 @@ class Plot(unittest.TestCase):
 
     def test_sweep_draws_bars(self) -> None:
         self.assertIn("█", servesim("sweep", "--concurrency", "1,4", *self.SMALL).out)
+
+    def test_loadgen_draws_one_run_and_the_rows_of_several(self) -> None:
+        with TruthServer(Model()) as server:
+            flags = ("loadgen", "--url", server.url, "--requests", "4", "--max-tokens", "3", "--plot", "--quiet")
+            one = servesim(*flags, "--concurrency", "2")
+            several = servesim(*flags, "--concurrency", "1,2")
+        self.assertEqual((one.code, several.code), (0, 0), one.err + several.err)
+        self.assertIn("TTFT of 4 requests", one.out)
+        self.assertIn("█", several.out)
 
     def test_a_document_takes_no_picture(self) -> None:
         for verb in ("simulate", "sweep"):
