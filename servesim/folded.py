@@ -16,7 +16,8 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, chain, islice, pairwise
+from operator import sub
 
 from servesim.records import StepLog
 
@@ -74,12 +75,18 @@ class FoldedLog(StepLog):
 
     def fold(self, end_s: float, decodes: int, kv_blocks: int, ticks: int, context: int) -> None:
         """Append a stretch."""
-        self.pad()
+        own, contexts = self.ticks, self.contexts
+        missing = len(self.end_s) - len(own)
+        if missing == 1:  # as a rule: the step that began the stretch
+            own.append(0)
+            contexts.append(0)
+        elif missing:
+            self.pad()
         self.end_s.append(end_s)
         self.decodes.append(decodes)
         self.kv_blocks.append(kv_blocks)
-        self.ticks.append(ticks)
-        self.contexts.append(context)
+        own.append(ticks)
+        contexts.append(context)
 
     def pad(self) -> None:
         """Bring the columns that only stretches fill to the length of the others."""
@@ -97,9 +104,18 @@ class FoldedLog(StepLog):
 
     def positions(self) -> Sequence[int]:
         self.pad()
-        return array("q", accumulate(ticks or 1 for ticks in self.ticks))
+        steps = array("q", accumulate(ticks or 1 for ticks in self.ticks))
+        steps.extend((0, 0))  # at -1 and -2, which stand for no step
+        return steps
 
-    def integrate_blocks(self, durations_s: list[float]) -> float:
+    def durations_s(self) -> Sequence[float]:
+        """Return the length of every entry in seconds; a column, since a list of them would be the largest thing."""
+        durations = array("d", map(sub, self.end_s, chain((0.0,), self.end_s)))
+        for entry, start_s in self.start_pairs():
+            durations[entry] = self.end_s[entry] - start_s
+        return durations
+
+    def integrate_blocks(self, durations_s: Sequence[float]) -> float:
         self.pad()
         plain = (
             blocks * seconds

@@ -120,14 +120,14 @@ class StepLog:
         """Return the starts after an idle time, in order."""
         return self.starts.items()
 
-    def durations_s(self) -> list[float]:
+    def durations_s(self) -> Sequence[float]:
         """Return the length of every step in seconds."""
         durations = list(map(sub, self.end_s, chain((0.0,), self.end_s)))
         for step, start_s in self.start_pairs():
             durations[step] = self.end_s[step] - start_s
         return durations
 
-    def integrate_blocks(self, durations_s: list[float]) -> float:
+    def integrate_blocks(self, durations_s: Sequence[float]) -> float:
         """Return the integral of blocks with holders over the steps."""
         return math.fsum(map(mul, self.kv_blocks, durations_s))
 

@@ -41,7 +41,9 @@ class Cell:
 def run_cell(cell: Cell, watch: Watch | None = None) -> Summary:
     """Run one cell of the grid and return its summary."""
     deployment = build_deployment(cell.server, cell.fleet)
-    return summarize(run_deployment(deployment, cell.workload, horizon_s=cell.horizon_s, watch=watch), cell.slos)
+    every_token = any(slo.metric == "itl" for slo in cell.slos)
+    run = run_deployment(deployment, cell.workload, horizon_s=cell.horizon_s, watch=watch, every_token=every_token)
+    return summarize(run, cell.slos)
 
 
 def grid(axes: Mapping[str, Sequence[Any]]) -> list[Point]:

@@ -132,7 +132,14 @@ def _run(values: dict[str, Any], console: Console) -> tuple[Run, Summary, Summar
             progress.update(over)
             return interrupts.asked
 
-        done = run_deployment(deployment, spec, workload=workload, horizon_s=values.get("horizon_s"), watch=watch)
+        done = run_deployment(
+            deployment,
+            spec,
+            workload=workload,
+            horizon_s=values.get("horizon_s"),
+            watch=watch,
+            every_token=bool(values.keys() & {"save", "explain", "plot"}) or any(slo.metric == "itl" for slo in slos),
+        )
     if values.get("slo"):
         done.config["slo"] = values["slo"]
     without = None

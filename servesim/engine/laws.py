@@ -7,6 +7,7 @@ The numbers of the laws are those of the README's "What always holds".
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import le, mul, sub
@@ -86,7 +87,7 @@ def _gaps(records: Records, step: Sequence[int] | None) -> int:
         gaps: int = sum(map(sub, records.last, records.first))
     else:
         at = step.__getitem__
-        gaps = sum(map(sub, map(at, records.last), map(at, records.first))) if len(step) > 1 else 0
+        gaps = sum(map(sub, map(at, records.last), map(at, records.first)))
     gaps += sum(at(last) - at(first) for first, last in records.abandoned)
     for index, pieces in records.pieces.items():
         gaps += sum(at(last) - at(first) for first, last in pieces) - (
@@ -117,7 +118,7 @@ def _blocks(facts: Facts) -> str | None:
 def _causality(facts: Facts) -> str | None:
     """Law 4: nobody is admitted before it was sent, and no token comes before its admission."""
     records, times = facts.records, facts.log.end_s
-    first_s = [times[step] if step >= 0 else math.nan for step in records.first]
+    first_s = array("d", (times[step] if step >= 0 else math.nan for step in records.first))
     for what, earlier, later in (
         ("was admitted before it was sent", records.sent_s, records.admitted_s),
         ("had a token before it was admitted", records.admitted_s, first_s),
@@ -130,14 +131,14 @@ def _causality(facts: Facts) -> str | None:
     return None
 
 
-def _clock(facts: Facts, durations_s: list[float]) -> str | None:
+def _clock(facts: Facts, durations_s: Sequence[float]) -> str | None:
     """Law 5: time never runs backwards: no step ends before it starts."""
     if any(map((0.0).__gt__, durations_s)):
         return "law 5, clock: a step ended before it began"
     return None
 
 
-def _little(facts: Facts, durations_s: list[float]) -> str | None:
+def _little(facts: Facts, durations_s: Sequence[float]) -> str | None:
     """Law 10, Little's: the integral of decoding sequences over time = the sum of the times that requests decoded."""
     records, times = facts.records, facts.log.end_s
     if len(times) < 2:

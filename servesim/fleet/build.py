@@ -83,6 +83,15 @@ class Deployment:
     def engines(self) -> int:
         return sum(built.count for built in self.kinds)
 
+    @property
+    def can_fold(self) -> bool:
+        """Whether every token but a request's first comes a plain decode step after the one before it, for whoever
+        waits for it."""
+        configs = [built.server.config for built in self.kinds]
+        return all(
+            config.client_timeout_s is None and not config.spec_tokens and config.adapters is None for config in configs
+        )
+
     def describe(self) -> dict[str, Any]:
         """Return every value in force, as a document's `config` has it.
 
