@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 
+from servesim.analysis.rules import RULES
 from servesim.catalog.hardware import HARDWARE
 from servesim.catalog.models import MODELS
 from servesim.catalog.servers import SERVERS
@@ -61,6 +62,10 @@ def tables() -> dict[str, str]:
                 (f"`{name}`", kind.summary, ", ".join(f"`{suffix}`" for suffix in kind.suffixes) or "-")
                 for name, kind in RENDERERS.items()
             ],
+        ),
+        "rules": table(
+            "| what is seen | what binds | what to change first |",
+            [(rule.symptom, rule.budget, rule.remedy.change) for rule in RULES],
         ),
         "traces": table(
             "| `--trace-format` | what it is |", [(f"`{name}`", kind.summary) for name, kind in TRACE_FORMATS.items()]

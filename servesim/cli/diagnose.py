@@ -212,8 +212,8 @@ def _subject(row: Mapping[str, Any], config: Mapping[str, Any], source: str, not
         return Subject(evidence=evidence)
     if config.get("disagg") or config.get("fleet") or (config.get("replicas") or 1) > 1:
         notes.append(f"{source}: a fleet's figures are taken together, without the limits of its servers")
-        limits = ("max_num_seqs", "max_num_batched_tokens", "num_blocks")
-        return Subject(evidence=replace(evidence, **dict.fromkeys(limits)))
+        evidence = replace(evidence, max_num_seqs=None, max_num_batched_tokens=None, num_blocks=None)
+        return Subject(evidence=evidence)
     try:
         server = build_server(ServerSpec(**asked))
     except ServesimError as error:
