@@ -11,7 +11,7 @@ from servesim.records import NAN
 
 
 def forget_steps(engine: Engine) -> None:
-    """Forget every step so far, between two of them: the next is step 0, and what is in flight began at negative ones."""
+    """Forget every step so far, between two of them: the next is step 0, what is in flight began before it."""
     log, pieces, steps = engine.log, engine.records.pieces, len(engine.log)
     for column in (log.end_s, log.decodes, log.kv_blocks, log.prefill_tokens):
         del column[:]

@@ -201,7 +201,8 @@ class EngineClock:
     def submit(self, generation: Generation, *, follows: object = None) -> None:
         """Take a generation in; `follows` is the connection it came on."""
         due_s = self.from_wall(generation.arrived_s)
-        if follows is not None and follows in self.awaited and generation.arrived_s <= self._decide_by_s:
+        busy = self.engine.running or self.engine.waiting
+        if busy and follows in self.awaited and generation.arrived_s <= self._decide_by_s:
             due_s = min(due_s, self.engine.now)
         row = self.workload.submit(
             due_s=max(due_s, 0.0),
@@ -232,8 +233,7 @@ class EngineClock:
             self._watch.queued_tokens -= generation.prompt
         engine.door.reset_wake()
         self._give_back(row)
-        if self._step is None:
-            self._show_current()
+        self._recount()
 
     def streams_in_use(self) -> set[int]:
         """Return the content streams of all that are in the house."""
@@ -317,7 +317,7 @@ class EngineClock:
         engine.advance(math.nextafter(until, math.inf))
         self._step = step = self._watch.step
         if step is None:
-            self._show_current()
+            self._recount()
             return
         if self._ended:  # first, since their clients may have more to ask
             step.growth[:0] = [(generation, generation.target) for generation in self._ended]
@@ -329,6 +329,7 @@ class EngineClock:
         count = decoding.count
         return self.cost.decode(max(1, count), decoding.context + count) / self.speed
 
-    def _show_current(self) -> None:
-        engine, last = self.engine, self.last
-        last.running, last.waiting, last.free_blocks = len(engine.running), len(engine.waiting), engine.pool.free
+    def _recount(self) -> None:
+        """Take in what changed behind the last step that was made."""
+        engine, step = self.engine, self._step or self.last
+        step.running, step.waiting, step.free_blocks = len(engine.running), len(engine.waiting), engine.pool.free

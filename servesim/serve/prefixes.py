@@ -1,9 +1,9 @@
 """Which prompts begin alike: token numbers to the engine's shared content, by chained block hashes.
 
 As in vLLM (vllm/v1/core/kv_cache_utils.py) the hash of a block takes in the hash of the block before it, so equal
-hashes mean equal texts from the first token on. The engine wants streams (see `servesim.workload.requests`): the blocks of a
-prompt that are known run along streams of earlier prompts, those that are new become a stream of their own, and the
-tail behind the last whole block, with the answer, is a stream that only the next turn of the same conversation joins.
+hashes mean equal texts from the first token on. The engine wants streams (see `servesim.workload.requests`): the blocks
+of a prompt that are known run along streams of earlier prompts, those that are new become a stream of their own, and
+the tail behind the last whole block, with the answer, is a stream that only the next turn of the same talk joins.
 
 It does not know which blocks still exist: the pool does, and tells it now and then, so that it forgets with the pool.
 Two answers that are word for word the same count as different, unless the second request came when the first was over.
