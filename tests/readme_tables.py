@@ -11,6 +11,8 @@ from servesim.catalog.hardware import HARDWARE
 from servesim.catalog.models import MODELS
 from servesim.catalog.servers import SERVERS
 from servesim.client.flavour import API_FLAVOURS
+from servesim.fleet.link import OVERLAPS, SCOPES
+from servesim.fleet.router import ROUTERS
 from servesim.report.renderers import RENDERERS
 from servesim.units import format_bytes, format_si
 from servesim.workload.arrivals import ARRIVALS
@@ -55,6 +57,17 @@ def tables() -> dict[str, str]:
         ),
         "arrivals": table(
             "| `--arrivals` | how requests come |", [(f"`{name}`", kind.summary) for name, kind in ARRIVALS.items()]
+        ),
+        "routers": table(
+            "| `--router` | who gets a request |", [(f"`{name}`", kind.about) for name, kind in ROUTERS.items()]
+        ),
+        "link": table(
+            "| option | | what it means |",
+            [
+                (f"`{flag}`", f"`{name}`", about)
+                for flag, choices in (("--link-scope", SCOPES), ("--transfer-overlap", OVERLAPS))
+                for name, about in choices.items()
+            ],
         ),
         "reports": table(
             "| `--format` | what it is | by the name of the file |",

@@ -15,6 +15,8 @@ from servesim.client.flavour import API_FLAVOURS
 from servesim.cost.model import COST_MODELS
 from servesim.engine.config import RULES
 from servesim.engine.policy import POLICIES
+from servesim.fleet.link import OVERLAPS, SCOPES
+from servesim.fleet.router import ROUTERS
 from servesim.report.figures import FIGURES
 from servesim.report.renderers import RENDERERS
 from servesim.workload.arrivals import ARRIVALS
@@ -40,7 +42,7 @@ class Readme(unittest.TestCase):
 
     def test_every_registry_entry_is_named(self) -> None:
         registries = (VERBS, HARDWARE, MODELS, COST_MODELS, RULES, POLICIES, ARRIVALS, TRACE_FORMATS, API_FLAVOURS)
-        for registry in (*registries, RENDERERS, FIGURES):
+        for registry in (*registries, RENDERERS, FIGURES, ROUTERS, SCOPES, OVERLAPS):
             for name in registry:
                 named = re.search(rf"`(?:--[a-z-]+ )?{re.escape(name)}`", TEXT)
                 self.assertIsNotNone(named, f"the README does not name {name}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, ClassVar
 
@@ -125,7 +124,7 @@ def _load(replica: Replica) -> tuple[int, int]:
     return replica.in_flight, replica.last_sent
 
 
-ROUTERS: dict[str, Callable[[list[Replica], Requests, int], Router]] = {
+ROUTERS: dict[str, type[Router]] = {
     "round-robin": RoundRobin,
     "least-loaded": LeastLoaded,
     "least-kv": LeastKv,
