@@ -182,7 +182,7 @@ def _search(work: Work) -> tuple[str, int]:
         best = None if found.result is None else found.result[1].as_dict()
         config = work.measurer.config(workload_spec(plan.values)) | {"slo": plan.values["slo"]}
         body = {"found": report.as_dict(), "summary": best}
-        text = to_json(document("find", config, body, partial=partial) | {"command": "loadgen"})
+        text = to_json(document("loadgen", config, body, partial=partial, schema="find"))
     else:
         text = report.text()
         if found.result is not None:

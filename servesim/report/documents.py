@@ -14,16 +14,17 @@ from servesim import __version__
 from servesim.runfile import finite
 from servesim.summary import Summary
 
-SCHEMAS = {"simulate": "servesim.summary/1", "loadgen": "servesim.summary/1"}
-"""Commands whose document is one summary; any other has a schema of its own name."""
+SUMMARY_COMMANDS = frozenset({"simulate", "loadgen"})
+"""Commands whose document is one summary, if nothing else was asked; any other has a schema of its own name."""
 
 
 def document(
-    command: str, config: Mapping[str, Any], body: Mapping[str, Any], *, partial: bool = False
+    command: str, config: Mapping[str, Any], body: Mapping[str, Any], *, partial: bool = False, schema: str = ""
 ) -> dict[str, Any]:
-    """Return `body` in the frame of a document of `command`."""
+    """Return `body` in the frame of a document of `command`; `schema` names its kind where that is not the usual."""
+    kind = schema or ("summary" if command in SUMMARY_COMMANDS else command)
     return {
-        "schema": SCHEMAS.get(command, f"servesim.{command}/1"),
+        "schema": f"servesim.{kind}/1",
         "servesim": __version__,
         "command": command,
         "config": dict(config),
@@ -48,7 +49,7 @@ def sweep_document(
     """Return the document of a grid: `rows`, each the swept values of its point and its summary; `knee`, a row."""
     rows = [{**point, **summary.as_dict()} for point, summary in zip(points, summaries, strict=True)]
     partial = any(summary.partial for summary in summaries)
-    return document(command, config, {"rows": rows, "knee": knee}, partial=partial)
+    return document(command, config, {"rows": rows, "knee": knee}, partial=partial, schema="sweep")
 
 
 def to_json(document: Mapping[str, Any]) -> str:

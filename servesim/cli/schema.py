@@ -1,0 +1,51 @@
+"""`servesim schema`: the JSON Schema of each kind of document and file that servesim writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from servesim.cli.options import JSON, OUTPUT, QUIET
+from servesim.cli.output import result_to
+from servesim.cli.parser import Group, Parser
+from servesim.report.documents import document, to_json
+from servesim.report.schemas.registry import SCHEMAS, identity, schema
+
+EXAMPLES = (
+    "servesim schema",
+    "servesim schema summary -o summary.schema.json",
+    "servesim schema run     (of one line of a file of --save)",
+)
+
+
+def build_parser() -> Parser:
+    parser = Parser(
+        "schema",
+        "The JSON Schemas of what servesim writes, one row each; or the one that is named, whole in itself.\n"
+        "A document names its own in its key `schema`: servesim.NAME/NUMBER.",
+        EXAMPLES,
+        (Group("output", (JSON, OUTPUT, QUIET)),),
+    )
+    parser.usage = "servesim schema [NAME] [options]"
+    parser.add_argument("name", nargs="?", metavar="NAME", help="a schema; all of them in a row each without one")
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    flags = build_parser().read(argv)
+    if flags is None:
+        return 0
+    name = flags.get("name")
+    if name is not None:
+        text = to_json(schema(name))
+    elif flags.get("json"):
+        known = [
+            {"name": each, "id": identity(each), "about": found.about, "lines": found.lines}
+            for each, found in SCHEMAS.items()
+        ]
+        text = to_json(document("schema", {}, {"schemas": known}))
+    else:
+        width = max(map(len, map(identity, SCHEMAS)))
+        text = "".join(f"{identity(each):<{width}}  {found.about}\n" for each, found in SCHEMAS.items())
+    with result_to(flags.get("output")) as write:
+        write(text)
+    return 0
