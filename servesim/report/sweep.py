@@ -69,6 +69,8 @@ def _tier_hits(summary: Summary) -> float | None:
     return sum(rates) if rates else None
 
 
+LESS_APART = ("TPOT p50", "mean batch")  # of two pools that do different things; and for want of room
+
 LOST: Cell = lambda s: str(s.requests.offered - s.requests.completed)  # noqa: E731
 GOODPUT: Cell = lambda s: percent(None if s.goodput is None else s.goodput.fraction)  # noqa: E731
 SLO: Cell = lambda s: "met" if all(result.met for result in s.slo or ()) else "missed"  # noqa: E731
@@ -87,7 +89,7 @@ def sweep_text(
     """
     columns = dict(COLUMNS)
     if any(summary.link for summary in summaries):
-        columns |= APART
+        columns = {name: cell for name, cell in columns.items() if name not in LESS_APART} | APART
     for is_on, own in FEATURES:
         if any(is_on(summary) for summary in summaries):
             columns |= own
