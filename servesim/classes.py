@@ -10,8 +10,12 @@ from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 
+from servesim.errors import InputError
 from servesim.latency import Completed
 from servesim.records import Outcome, Run
+from servesim.slo import Slo
+from servesim.units import suggest
+from servesim.workload.requests import Requests
 
 
 def class_names(run: Run) -> list[str | None]:
@@ -19,6 +23,16 @@ def class_names(run: Run) -> list[str | None]:
     none has one."""
     names = run.requests.class_names
     return [] if names is None else list(dict.fromkeys(names))
+
+
+def check_classes(requests: Requests, slos: Iterable[Slo]) -> None:
+    """Raise `InputError` for an objective of a class that no request has."""
+    names = set(requests.class_names or ()) - {None}
+    for slo in slos:
+        if slo.class_name is not None and slo.class_name not in names:
+            if not names:
+                raise InputError(f"slo of class {slo.class_name!r}, but no request has a class; give --classes")
+            raise suggest("class", slo.class_name, [name for name in names if name is not None])
 
 
 def part(run: Run, name: str | None) -> Run:

@@ -15,8 +15,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import compress
 from operator import eq, or_
 
-from servesim.classes import class_names, jain, normalized_latency_s, part
-from servesim.errors import InputError
+from servesim.classes import check_classes, class_names, jain, normalized_latency_s, part
 from servesim.features import offload_figures, overload_figures, speculation_figures
 from servesim.figures import ClassFigures as ClassFigures
 from servesim.figures import EngineFigures as EngineFigures
@@ -107,9 +106,7 @@ class _Part:
 def _summarize_parts(run: Run, slos: Sequence[Slo]) -> list[_Part]:
     """Return every class of a run summed up, each judged by what is asked of all and what is asked of it."""
     names = class_names(run)
-    for slo in slos:
-        if slo.class_name is not None and slo.class_name not in names:
-            raise InputError(f"slo of class {slo.class_name!r}, which no request has")
+    check_classes(run.requests, slos)
     parts = []
     for name in names:
         own = {slo: slo for slo in slos if slo.class_name is None}

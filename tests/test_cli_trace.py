@@ -237,7 +237,7 @@ class RefusalTest(TraceCase):
         burst = str(ROOT / "fixtures" / "burst.jsonl")
         talk = str(SAMPLES / "sharegpt.json")
         for argv, message in (
-            ((), "say what to do: servesim trace describe|convert|sample|scale FILE"),
+            ((), "say what to do: servesim trace describe|convert|sample|scale|rates FILE"),
             (("descibe", burst), "unknown action 'descibe'; did you mean 'describe'?"),
             (("describe",), "name the trace: servesim trace describe FILE, or - for standard input"),
             (("describe", burst, "--rate", "3"), "--rate belongs to trace scale, not to describe"),

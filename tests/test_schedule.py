@@ -10,7 +10,8 @@ from tempfile import TemporaryDirectory
 from servesim import simulate
 from servesim.errors import InputError
 from servesim.workload.arrivals import draw_arrivals
-from servesim.workload.schedule import RateSchedule, draw_scheduled, read_schedule
+from servesim.workload.schedule import RateSchedule, draw_scheduled, read_schedule, schedule_of
+from tests.command import servesim
 
 ROOT = Path(__file__).resolve().parent.parent
 DAY = RateSchedule((0.0, 100.0, 300.0, 400.0), (2.0, 10.0, 10.0, 2.0))
@@ -89,6 +90,18 @@ class Files(unittest.TestCase):
             with self.subTest(text=text), self.assertRaises(InputError) as caught:
                 self.read(text)
             self.assertIn(words, str(caught.exception))
+
+    def test_the_curve_of_a_trace_expects_as_many_requests_at_the_same_times(self) -> None:
+        times = draw_scheduled("poisson", DAY, seed=5, count=20_000)
+        curve = schedule_of(times, 20.0)
+        self.assertAlmostEqual(curve.requests, 20_000)
+        for number in range(6, 15):
+            self.assertAlmostEqual(curve.rates[number] / 10.0, 1.0, delta=0.2)
+
+    def test_trace_rates_writes_what_rate_schedule_reads(self) -> None:
+        said = servesim("trace", "rates", str(ROOT / "fixtures/burst.jsonl"), "--every", "500ms", "--quiet")
+        self.assertEqual(said.code, 0)
+        self.assertAlmostEqual(self.read(said.out).requests, 48, delta=0.01)
 
     def test_the_day_in_fixtures_has_half_a_million_requests(self) -> None:
         day = read_schedule(str(ROOT / "fixtures/day.csv"))

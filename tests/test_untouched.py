@@ -10,14 +10,15 @@ from tempfile import TemporaryDirectory
 
 from tests.command import ROOT, servesim
 
+SHARED = "--rate 20 --requests 100 --prefix-caching --turns 2 --arrivals constant --shared-prefix-tokens 64"
+BURST = "--hardware l4-24gb --trace fixtures/burst.jsonl"
+
 BEFORE = (
     ("8093bc4c8f048deb7c2f82e249da45b9", "--concurrency 8 --requests 64"),
-    ("690ce6fed039dbd4d36a3ae99a553c33", "--rate 20 --requests 100 --prefix-caching --turns 2 --arrivals constant "
-                                         "--shared-prefix-tokens 64"),
-    ("7319e95ce9ca7e97c94ba1f861da1c11", "--hardware l4-24gb --trace fixtures/burst.jsonl"),
-    ("7e50e96b911b27b8a1efaf1abde342b2", "--hardware l4-24gb --trace fixtures/burst.jsonl --prefix-caching "
-                                         "--async-scheduling"),
-)  # fmt: skip
+    ("690ce6fed039dbd4d36a3ae99a553c33", SHARED),
+    ("7319e95ce9ca7e97c94ba1f861da1c11", BURST),
+    ("7e50e96b911b27b8a1efaf1abde342b2", f"{BURST} --prefix-caching --async-scheduling"),
+)
 """The first half of the SHA-256 of saved runs without their version, taken before any of it was there; their flags."""
 
 

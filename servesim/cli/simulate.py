@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from servesim.analysis.cost_shares import watch_terms
+from servesim.classes import check_classes
 from servesim.cli.fleet_options import FLEET, USAGE, fleet_spec
 from servesim.cli.like import like_note
 from servesim.cli.load_options import HORIZON, SLO, WORKLOAD_GROUPS, slos_of, workload_spec
@@ -123,6 +124,7 @@ def _run(values: dict[str, Any], console: Console) -> tuple[Run, Summary, Summar
         raise InputError("explain_cost is told of one engine; leave out the fleet")
     notes = list(deployment.notes)
     requests = load_requests(spec, notes)
+    check_classes(requests, slos)
     workload = drive(spec, requests)
     for note in notes:
         console.note(note)

@@ -19,6 +19,7 @@ from servesim.report.trace import trace_text
 from servesim.units import parse_finite, suggest
 from servesim.workload.requests import Requests
 from servesim.workload.reshape import at_rate, at_speed, sample, window
+from servesim.workload.schedule import schedule_of
 from servesim.workload.trace import Trace, read_trace, trace_lines
 
 EXAMPLES = (
@@ -27,6 +28,7 @@ EXAMPLES = (
     "servesim trace convert conversation_trace.jsonl -o mooncake.jsonl",
     "servesim trace sample BurstGPT_1.csv.gz --from 1d --to 2d --requests 5000 -o day2.jsonl",
     "servesim trace scale ShareGPT_V3.json --rate 4 -o chats.jsonl",
+    "servesim trace rates access.log --every 15m -o day.csv",
     "zcat access.log.gz | servesim trace scale - --speed 2 -o twice.jsonl",
 )
 
@@ -38,6 +40,7 @@ ACTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("first", "from_s", "to_s", "requests", "seed", "speed"),
     ),
     "scale": ("another pace: --speed or --rate", ("speed", "rate", "seed")),
+    "rates": ("its curve of arrivals, for --rate-schedule", ("every_s",)),
 }
 """Each action, and the options that are its own."""
 
@@ -74,13 +77,16 @@ PACING = Group(
 )
 
 
+CURVE = Group("rates", (Option("--every", "every_s", "a row every TIME", seconds(positive=True), "TIME", "5m"),))
+
+
 def build_parser() -> Parser:
     told = "; ".join(f"{name}: {about}" for name, (about, _) in ACTIONS.items())
     parser = Parser(
         "trace",
         f"Traces of every known format, recognised by content. {told}.",
         EXAMPLES,
-        (READING, CUTTING, PACING, Group("output", (JSON, OUTPUT, QUIET))),
+        (READING, CUTTING, PACING, CURVE, Group("output", (JSON, OUTPUT, QUIET))),
     )
     parser.usage = f"servesim trace {'|'.join(ACTIONS)} FILE [options]"
     parser.add_argument("action", nargs="?", help=" or ".join(ACTIONS))
@@ -115,6 +121,12 @@ def run(argv: Sequence[str]) -> int:
         if action == "describe":
             write(_described(trace, path, flags))
             return 0
+        if action == "rates":
+            write("time,rate\n")
+            curve = schedule_of(trace.requests.arrival_s, flags.get("every_s", 300.0))
+            for time_s, rate in zip(curve.times_s, curve.rates, strict=True):
+                write(f"{time_s:g},{rate:.6g}\n")
+            return 0
         requests = _reshaped(trace.requests, flags)
         for line in trace_lines(requests):
             write(line)
@@ -126,7 +138,7 @@ def run(argv: Sequence[str]) -> int:
 def _check_options(action: str, flags: dict[str, Any]) -> None:
     """Refuse an option that another action has, and an action without what makes it one."""
     allowed = ACTIONS[action][1]
-    for group in (CUTTING, PACING, Group("", (JSON,))):
+    for group in (CUTTING, PACING, CURVE, Group("", (JSON,))):
         for option in group.options:
             if option.key in flags and option.key not in allowed:
                 owners = [name for name, (_, keys) in ACTIONS.items() if option.key in keys]

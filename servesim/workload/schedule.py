@@ -131,6 +131,30 @@ def draw_scheduled(
     return array("d", times)
 
 
+def schedule_of(arrival_s: Iterable[float], every_s: float) -> RateSchedule:
+    """Return the curve of arrivals, in requests per second: a row every `every_s`, its rate that of the stretches
+    before and behind it, scaled so that it expects as many requests as there are. Unknown arrivals are left out.
+
+    >>> schedule_of([0.0, 1.0, 2.0, 3.0, 10.0, 15.0], 10.0)
+    RateSchedule(times_s=(0.0, 10.0, 20.0), rates=(0.4, 0.3, 0.2))
+    """
+    counts: list[int] = []
+    for at in arrival_s:
+        if at == at:
+            place = int(at // every_s)
+            counts.extend([0] * (place + 1 - len(counts)))
+            counts[place] += 1
+    if not counts:
+        raise InputError("a trace without times has no rates")
+    if len(counts) >= MAX_ROWS:
+        raise InputError(f"a row every {every_s:g} s comes to {len(counts):,} rows, must be {MAX_ROWS:,} or fewer")
+    around = zip((counts[0], *counts), (*counts, counts[-1]), strict=True)
+    rates = [(before + after) / (2 * every_s) for before, after in around]
+    curve = RateSchedule(tuple(place * every_s for place in range(len(rates))), tuple(rates))
+    scale = sum(counts) / curve.requests
+    return RateSchedule(curve.times_s, tuple(rate * scale for rate in curve.rates))
+
+
 def read_schedule(path: str) -> RateSchedule:
     """Return the schedule in the file at `path`: `time,rate` rows, a time in seconds or with its unit.
 
