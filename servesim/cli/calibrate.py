@@ -22,13 +22,12 @@ EXAMPLES = (
     "servesim calibrate c1.jsonl c32.jsonl --hardware rtx-4090-24gb --model llama-3.1-8b -o fitted.json",
     "servesim calibrate report.json run.jsonl table.csv --hardware l4-24gb --cost-model detailed",
     "servesim calibrate c1.jsonl c32.jsonl --hardware l4-24gb --cost-model detailed --fit mfu,mbu,overhead_ms",
-    "servesim simulate --hardware fitted.json --concurrency 64",
 )
 
 ABOUT = """\
 Fit the cost model of a device to measurements: saved runs, reports (loadgen --json), an engine's log of requests, or
 tables (CSV or JSON: prompt_tokens, output_tokens, concurrency, ttft_ms, tpot_ms, e2e_s, ...), in any mixture. The last
-line is the fitted device; -o writes it as a file that --hardware takes. Exit 1: the fit is unusable."""
+line is the fitted device; -o writes it as a file that every verb's --hardware takes. Exit 1: the fit is unusable."""
 
 # What a fit is asked to find, or makes no difference to it.
 _FITTED = ("mfu", "mbu", "step_overhead_s", "cost_model")

@@ -11,7 +11,6 @@ from servesim.console import Console
 from servesim.engine.server import build_server
 from servesim.engine.spec import count
 from servesim.report.capacity import beside_dict, beside_lines, capacity_dict, capacity_text
-from servesim.report.cost import cost_dict, cost_text, plan_shares
 
 EXAMPLES = (
     "servesim capacity --hardware l4-24gb",
@@ -72,11 +71,15 @@ def run(argv: Sequence[str]) -> int:
             config = {key: known[key] for key in parser.options if key in known}
             body = capacity_dict(plan, context) | beside_dict(server)
             if values.get("explain_cost"):
+                from servesim.report.cost import cost_dict, plan_shares
+
                 body["cost"] = cost_dict(plan_shares(server, context))
             write(to_json(document("capacity", config, body)))
         else:
             write(capacity_text(plan, context, beside_lines(server)))
             if values.get("explain_cost"):
+                from servesim.report.cost import cost_text, plan_shares
+
                 write("\n" + cost_text(plan_shares(server, context)))
     plan.require_start()
     return 0

@@ -6,7 +6,6 @@ from typing import Any
 
 from servesim.catalog.weights import KV_BYTES
 from servesim.cli.document import read_config
-from servesim.cli.like import like_options
 from servesim.cli.parser import Group, Option, Parser
 from servesim.engine.config import RULES
 from servesim.engine.offload import DEFAULT_LINK, JOIN
@@ -209,6 +208,9 @@ def gather(parser: Parser, flags: dict[str, Any]) -> dict[str, Any]:
     if like is not None:
         if path is not None:
             raise InputError("--config and --like both say what is run; give one of them")
+        # Knows what servers tell, and so the load generator: nothing that another command should wait for.
+        from servesim.cli.like import like_options
+
         path, (config, written) = like, (like_options(like), True)
     else:
         config, written = read_config(str(path))

@@ -36,6 +36,8 @@ from servesim.catalog.model import Attention, Model
 from servesim.cost.parameters import DetailedParameters
 from servesim.errors import InputError
 
+_LEAST_BODY = 0.001  # of all weights; the sparsest mixtures have a body of a hundredth
+
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Split:
@@ -53,12 +55,12 @@ class Split:
     def of(cls, model: Model) -> Split:
         """Split the weights of `model`. An input embedding is looked up, not read; a tied one is read as the head.
 
-        Of shapes that do not add up to the parameters, a tenth at least is left to the body.
+        Where shapes claim more than the parameters that there are, a thousandth of them is left to the body.
         """
         outer = model.head_params + model.embedding_params
-        body = max(model.params - model.expert_params - outer, 0.1 * model.params)
+        body = max(model.params - model.expert_params - outer, _LEAST_BODY * model.params)
         outer_bytes = model.head_bytes + model.embedding_bytes
-        body_bytes = max(model.weights_bytes - model.expert_bytes - outer_bytes, 0.1 * model.weights_bytes)
+        body_bytes = max(model.weights_bytes - model.expert_bytes - outer_bytes, _LEAST_BODY * model.weights_bytes)
         return cls(
             body_params=body,
             body_bytes=body_bytes,

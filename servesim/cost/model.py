@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from servesim.catalog.hardware import Hardware
 from servesim.catalog.model import Model
-from servesim.cost.detailed import Detailed
 from servesim.cost.roofline import Roofline
 
 
@@ -26,9 +25,15 @@ class CostModel(Protocol):
         ...
 
 
+def _detailed(*arguments: Any, **keywords: Any) -> CostModel:
+    from servesim.cost.detailed import Detailed  # that most commands never ask for
+
+    return Detailed(*arguments, **keywords)
+
+
 # Name -> what makes the model of (model, hardware, tensor_parallel, kv_bytes_per_token=None); all but the roofline also
 # take pipeline_parallel and expert_parallel.
-COST_MODELS: dict[str, Callable[..., CostModel]] = {"roofline": Roofline, "detailed": Detailed}
+COST_MODELS: dict[str, Callable[..., CostModel]] = {"roofline": Roofline, "detailed": _detailed}
 
 
 class FloorWatch:

@@ -7,16 +7,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from servesim.engine.sequence import Sequence
-from servesim.workload.requests import Requests
+if TYPE_CHECKING:  # the names of policies are wanted by commands that simulate nothing
+    from servesim.engine.sequence import Sequence
+    from servesim.workload.requests import Requests
 
-Waiter = int | Sequence
+Waiter: TypeAlias = "int | Sequence"
 """Who waits: a request that was never admitted (its index), or one that was preempted."""
 
 Key = tuple[Any, ...]
-KeyFunction = Callable[[Requests, "array[int]", int], Key]
+KeyFunction = Callable[["Requests", "array[int]", int], Key]
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
