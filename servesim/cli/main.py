@@ -27,6 +27,7 @@ VERBS: dict[str, str] = {
     "models": "the models that are known, or one of them",
     "hardware": "the devices that are known, or one of them",
     "compare": "two runs side by side: differences, their noise, verdicts, gates",
+    "completion": "completion of the command line for bash, zsh and fish",
     "schema": "the JSON Schema of everything that is written",
 }
 """Each verb is the module `servesim.cli.VERB` with `build_parser()` and `run(argv) -> int`, imported when asked for."""

@@ -42,15 +42,24 @@ def seconds(*, positive: bool = False) -> Check:
     return check
 
 
-def one_of(kind: str, choices: Mapping[str, Any]) -> Check:
+@dataclass(slots=True, frozen=True)
+class OneOf:
+    """A check for a name in a registry, which tells its choices."""
+
+    kind: str
+    choices: Mapping[str, Any]
+
+    def __call__(self, value: Any, name: str) -> str:
+        if not isinstance(value, str):
+            raise _wrong(value, name, "a name")
+        if value not in self.choices:
+            raise suggest(self.kind, value, self.choices)
+        return value
+
+
+def one_of(kind: str, choices: Mapping[str, Any]) -> OneOf:
     """Return a check for a name in a registry."""
-
-    def check(value: Any, name: str) -> str:
-        if value not in choices:
-            raise suggest(kind, value, choices) if isinstance(value, str) else _wrong(value, name, "a name")
-        return str(value)
-
-    return check
+    return OneOf(kind, choices)
 
 
 def text(value: Any, name: str) -> str:
