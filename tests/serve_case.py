@@ -6,6 +6,9 @@ import http.client
 import json
 import socket
 import threading
+import time
+import unittest
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +87,7 @@ def capture(name: str) -> tuple[int, dict[str, str], bytes]:
     raw = (CAPTURES / name).read_bytes().replace(b"\r\n", b"\n")
     head, _, body = raw.partition(b"\n\n")
     lines = head.decode().split("\n")
-    headers = dict(line.lower().split(": ", 1) for line in lines[1:])
+    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
     if headers.get("transfer-encoding") == "chunked" and not body.startswith(b"data:"):
         kept = []
         for line in body.split(b"\n"):
@@ -101,3 +104,10 @@ def shape(value: Any) -> Any:
     if isinstance(value, list):
         return [shape(item) for item in value[:1]]
     return None if value is None else type(value).__name__
+
+
+def eventually(test: unittest.TestCase, told: Callable[[], Any], wanted: Any, within_s: float = 3.0) -> None:
+    by = time.monotonic() + within_s
+    while (got := told()) != wanted and time.monotonic() < by:
+        time.sleep(0.01)
+    test.assertEqual(got, wanted)

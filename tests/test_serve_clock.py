@@ -131,33 +131,35 @@ class SameRun(unittest.TestCase):
             server = build_server(ServerSpec(**SMALL))
             lengths = self.lengths(seed)
             concurrency = random.Random(seed).randint(2, 12)
-            bench = Bench(server, settle_s=1.0)
-            waiting = list(range(len(lengths)))
-            made: dict[int, Generation] = {}
-
-            def ask(connection: int, bench: Bench = bench) -> None:
-                index = waiting.pop(0)
-                generation = bench.generation(*lengths[index])
-                made[index] = generation
-                connections[id(generation)] = connection
-                bench.clock.submit(generation, follows=connection)
-                bench.clock.awaited.discard(connection)
-
-            connections: dict[int, int] = {}
-            for connection in range(concurrency):
-                ask(connection)
-            bench.connections = connections
-            while bench.turn():
-                ended = [generation for generation, _ in bench.ledger.over]
-                bench.ledger.over.clear()
-                if bench.clock.engine.running or bench.clock.engine.waiting:
-                    bench.now += 0.0005  # until clients ask again: less than half a step
-                for generation in ended:
-                    if waiting:
-                        ask(connections[id(generation)])
+            got = closed_loop(Bench(server, settle_s=1.0), lengths, concurrency)
             want = simulated(server, ClosedLoop(columns(lengths), concurrency))
             with self.subTest(seed=seed):
-                self.assert_times([bench.token_times[id(made[index])] for index in range(len(lengths))], want)
+                self.assert_times(got, want)
+
+
+def closed_loop(bench: Bench, lengths: list[tuple[int, int]], concurrency: int) -> list[list[float]]:
+    """Run requests of `lengths` from clients that ask again half a millisecond after their answers."""
+    waiting = list(range(len(lengths)))
+    made: dict[int, Generation] = {}
+
+    def ask(connection: int) -> None:
+        index = waiting.pop(0)
+        made[index] = generation = bench.generation(*lengths[index])
+        bench.connections[id(generation)] = connection
+        bench.clock.submit(generation, follows=connection)
+        bench.clock.awaited.discard(connection)
+
+    for connection in range(concurrency):
+        ask(connection)
+    while bench.turn():
+        ended = [generation for generation, _ in bench.ledger.over]
+        bench.ledger.over.clear()
+        if bench.clock.engine.running or bench.clock.engine.waiting:
+            bench.now += 0.0005  # less than half a step
+        for generation in ended:
+            if waiting:
+                ask(bench.connections[id(generation)])
+    return [bench.token_times[id(made[index])] for index in range(len(lengths))]
 
 
 class Cancelling(unittest.TestCase):
@@ -246,7 +248,7 @@ class ForEver(unittest.TestCase):
             bench.clock.submit(generation)
             bench.finish()
             if prefixes.crowded:
-                alive = {key: depth for key, depth in bench.clock.engine.pool.depths_alive().items()}
+                alive = bench.clock.engine.pool.depths_alive()
                 prefixes.forget(alive, bench.clock.streams_in_use())  # type: ignore[arg-type]
                 self.assertLessEqual(len(prefixes), server.config.num_blocks)
                 prefixes._many_nodes = 500

@@ -8,7 +8,9 @@ import unittest
 from servesim.serve.http import MAX_HEAD_BYTES, MAX_HEADERS, HttpError, HttpRequest, RequestReader, answer_head
 
 POST = b'POST /v1/completions?a=1 HTTP/1.1\r\nHost: x\r\nContent-Length: 13\r\nX-A: 1\r\nx-a: 2\r\n\r\n{"prompt":1}\n'
-CHUNKED = b"POST /a%20b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2;x=y\r\nde\r\n0\r\nT: 1\r\n\r\n"
+CHUNKED = (
+    b"POST /a%20b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2;x=y\r\nde\r\n0\r\nT: 1\r\n\r\n"
+)
 PLAIN = b"GET / HTTP/1.0\r\n\r\n"
 
 

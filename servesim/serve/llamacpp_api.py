@@ -193,9 +193,9 @@ class LlamaCppApi:
         listed |= {"description": "", "tags": [""], "capabilities": ["completion"], "parameters": ""}
         meta = {"vocab_type": 2, "n_vocab": model.vocab, "n_ctx": app.max_model_len, "n_ctx_train": app.max_model_len}
         meta |= {"n_embd": model.hidden, "n_params": model.params, "size": int(app.server.plan.weights_bytes)}
-        data: Json = {"id": name, "aliases": [name], "tags": [], "object": "model", "created": app.started_s}
+        data: Json = {"id": name, "aliases": [name], "tags": [], "object": "model"}
         data |= {"architecture": {"input_modalities": ["text"], "output_modalities": ["text"]}}
-        data |= {"owned_by": "llamacpp", "meta": meta}
+        data |= {"created": app.started_s, "owned_by": "llamacpp", "meta": meta}
         return whole({"models": [listed | {"details": details}], "object": "list", "data": [data]})
 
     def _props(self, connection: Connection, request: HttpRequest) -> Response:

@@ -39,7 +39,8 @@ class LlamaCppShape:
         }
 
     def _usage(self) -> Json:
-        return self.context.usage() | {"prompt_tokens_details": {"cached_tokens": self.context.cached_tokens}}
+        usage = {"completion_tokens": self.context.completion_tokens} | self.context.usage()
+        return usage | {"prompt_tokens_details": {"cached_tokens": self.context.cached_tokens}}
 
     def _identity(self, kind: str) -> Json:
         context = self.context

@@ -263,10 +263,13 @@ class Loop:
                 self._selector.unregister(self._listener)
 
     def _take_clients(self, now: float) -> None:
-        for _ in range(ACCEPTS_A_TURN):
-            if len(self._connections) >= self._max_connections and not self._make_room():
-                self._accept(False)
-                return
+        for number in range(ACCEPTS_A_TURN):
+            if len(self._connections) >= self._max_connections:
+                if number:
+                    return  # nobody knows yet whether there is another one
+                if not self._make_room():
+                    self._accept(False)
+                    return
             try:
                 sock, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionError):
@@ -320,6 +323,7 @@ class Loop:
         self._app.draining = True
         self._drain_by_s = now + self._grace_s
         self._accept(False)
+        self._listener.close()
         for connection in [each for each in self._connections if each.idle]:
             self.close(connection)
 

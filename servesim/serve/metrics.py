@@ -123,10 +123,10 @@ class HttpMetrics:
         self._requests = Counter(
             "http_requests_total", "Total number of requests by method, status and handler.", rows=()
         )
-        size = "Content length of {} requests by handler. Only value of header is respected. Otherwise ignored. "
+        size = "Content length of {} by handler. Only value of header is respected. Otherwise ignored. "
         size += "No percentile calculated. "
-        self._received = Histogram("http_request_size_bytes", size.format("incoming"), (), (), "summary")
-        self._sent = Histogram("http_response_size_bytes", size.format("outgoing"), (), (), "summary")
+        self._received = Histogram("http_request_size_bytes", size.format("incoming requests"), (), (), "summary")
+        self._sent = Histogram("http_response_size_bytes", size.format("outgoing responses"), (), (), "summary")
         self._highr = Histogram(
             "http_request_duration_highr_seconds",
             "Latency with many buckets but no API specific labels. Made for more accurate percentile calculations. ",

@@ -24,6 +24,12 @@ ITL_BOUNDS_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1
 ITERATION_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 PREEMPTION_BOUNDS = (1, 2, 3, 4, 5, 10, 20)
 FINISHED = ("stop", "length", "abort", "error", "repetition")
+_OTHER_CONFIG = """
+cache_hit_alignment_tokens enable_mamba_shared_prefix_checkpoint hash_block_size is_attention_free
+kv_cache_dtype_skip_layers kv_cache_layout kv_offloading_backend kv_offloading_size kv_sharing_fast_prefill
+mamba_block_size mamba_cache_dtype mamba_cache_mode mamba_page_size_padded mamba_ssm_cache_dtype num_cpu_blocks
+prefix_cache_retention_interval prefix_match_unit replayssm_buffer_len skip_page_size_padded sliding_window
+swa_bounded_replay use_kda_recoverssm use_replayssm""".split()
 _SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
 _TIERS = ("device", "host", "p2p", "disk", "external_unspecified")
 
@@ -236,7 +242,8 @@ class VllmMetrics:
         spec, plan, config = self._server.spec, self._server.plan, self._server.config
         blocks = config.num_blocks + 1  # vLLM counts its null block
         longest = config.max_model_len or config.num_blocks * config.block_size
-        labels = {
+        labels = dict.fromkeys(_OTHER_CONFIG, "None") | {
+            "_block_size_resolved": "True",
             "block_size": str(config.block_size),
             "cache_dtype": str(spec.kv_cache_dtype or "auto"),
             "effective_attention_block_size": str(config.block_size),
