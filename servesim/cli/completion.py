@@ -14,7 +14,7 @@ from servesim.errors import InputError
 from servesim.units import suggest
 
 EXAMPLES = (
-    'eval "$(servesim completion bash)"',
+    "servesim completion bash -o ~/.local/share/bash-completion/completions/servesim",
     "servesim completion zsh -o ~/.zfunc/_servesim",
     "servesim completion fish -o ~/.config/fish/completions/servesim.fish",
 )
@@ -23,7 +23,8 @@ EXAMPLES = (
 def build_parser() -> Parser:
     parser = Parser(
         "completion",
-        f"A script that completes servesim's command line, made from it: {', '.join(SHELLS)}.",
+        f"A script that completes servesim's command line, made from it: {', '.join(SHELLS)}.\n"
+        'For this bash alone: eval "$(servesim completion bash)".',
         EXAMPLES,
         (Group("output", (OUTPUT, QUIET)),),
     )

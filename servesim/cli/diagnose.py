@@ -33,7 +33,7 @@ EXAMPLES = (
     "servesim diagnose before.txt after.txt --window 30s --flags 'vllm serve Qwen/Qwen3-8B --max-num-seqs 256'",
     "servesim diagnose metrics.txt --hardware l4-24gb --model llama-3.1-8b",
     "curl -s localhost:8000/metrics | servesim diagnose -",
-    "servesim diagnose report.json     (of simulate, loadgen or sweep --json, or a saved run)",
+    "servesim diagnose report.json",
 )
 
 READ = Group(

@@ -13,7 +13,7 @@ from servesim.report.schemas.registry import SCHEMAS, identity, schema
 EXAMPLES = (
     "servesim schema",
     "servesim schema summary -o summary.schema.json",
-    "servesim schema run     (of one line of a file of --save)",
+    "servesim schema run",
 )
 
 
