@@ -12,6 +12,7 @@ from servesim.catalog.hardware import find_hardware
 from servesim.catalog.models import find_model
 from servesim.cost.detailed import Detailed
 from servesim.cost.roofline import Roofline
+from servesim.cost.terms import TermWatch
 from servesim.engine.speculation import Speculation
 from servesim.errors import InputError
 
@@ -102,6 +103,12 @@ class Laws(unittest.TestCase):
             with self.subTest(**options), self.assertRaises(InputError):
                 simulate(requests=1, **options)
 
+    def test_a_sweep_may_go_down_to_no_draft_at_all(self) -> None:
+        base: dict[str, Any] = {"requests": 8, "prompt_tokens": "50", "output_tokens": "20"}
+        plain, none = (simulate(**base, **more) for more in ({}, {"spec_tokens": 0, "acceptance": "0.7"}))
+        self.assertEqual(plain.times, none.times)
+        self.assertIsNone(summarize(none).speculation)
+
 
 class Price(unittest.TestCase):
     """A draft is a chunk (tokens, 0): tokens that read no KV of their own."""
@@ -120,6 +127,12 @@ class Price(unittest.TestCase):
             self.assertEqual(terms[name], plain[name])
         self.assertGreater(terms["compute"], plain["compute"])
         self.assertGreater(terms["head"], plain["head"])
+
+    def test_a_step_with_drafts_alone_is_told_among_those_that_decode(self) -> None:
+        watch = TermWatch(Detailed(find_model("llama-3.1-8b"), find_hardware("h100-sxm-80gb")))
+        for chunks in ([(30, 0)], [(64, 64)], [(64, 64), (30, 0)]):
+            watch.step(10, 5000, chunks)
+        self.assertEqual((watch.decode_steps, watch.mixed_steps), (1, 2))
 
     def test_the_terms_of_a_step_with_a_draft_add_up_to_it(self) -> None:
         for model in ("llama-3.1-8b", "gemma-3-12b", "qwen3-30b-a3b"):

@@ -69,9 +69,14 @@ class TermWatch:
         return self.inner.decode(sequences, context_tokens)
 
     def step(self, sequences: int, context_tokens: int, chunks: Chunks, /) -> float:
-        """Return the inner model's seconds."""
-        self.mixed_steps += 1
-        _add(self.mixed_s, terms_of(self.inner, sequences, context_tokens, chunks))
+        """Return the inner model's seconds. A chunk of which nothing is computed is a draft, not a prompt."""
+        terms = terms_of(self.inner, sequences, context_tokens, chunks)
+        if any(computed for _, computed in chunks):
+            self.mixed_steps += 1
+            _add(self.mixed_s, terms)
+        else:
+            self.decode_steps += 1
+            _add(self.decode_s, terms)
         return self.inner.step(sequences, context_tokens, chunks)
 
 

@@ -266,7 +266,7 @@ def _engine_config(spec: ServerSpec, plan: CapacityPlan, adapters: AdapterConfig
         client_timeout_s=spec.client_timeout_s,
         policy=spec.policy,
         rules=spec.rules,
-        spec_tokens=spec.spec_tokens,
+        spec_tokens=spec.spec_tokens or 0,
         acceptance=tuple(map(float, spec.acceptance.split(":"))) if spec.acceptance else (),
         kv_tiers=tiers_of(spec.kv_offload, spec.offload_link, plan),
         kv_tiers_overlap=spec.offload_overlap,

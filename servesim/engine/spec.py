@@ -188,7 +188,7 @@ class ServerSpec:
     kv_offload: str | None = None  # sizes of the tiers below the device's cache, see `offload`
     offload_link: str | None = None
     offload_overlap: bool = False
-    spec_tokens: int = 0  # drafted tokens per step
+    spec_tokens: int | None = None  # drafted tokens per step
     acceptance: str | None = None  # of a drafted token
     max_loras: int | None = None  # adapters that run at once; None: adapters cost nothing
     adapter_rank: int = 16
@@ -208,7 +208,7 @@ class ServerSpec:
             raise InputError("kv_tokens and kv_blocks both size the cache; give one of them")
         if self.kv_offload is None and (self.offload_link is not None or self.offload_overlap):
             raise InputError("offload_link and offload_overlap belong to kv_offload; give its size, such as 64GB")
-        if bool(self.spec_tokens) != (self.acceptance is not None):
+        if (self.spec_tokens and self.acceptance is None) or (self.spec_tokens is None and self.acceptance is not None):
             raise InputError("spec_tokens and acceptance belong together; give both, such as 3 and 0.7")
         if self.max_loras is None and (self.adapter_rank, self.adapter_load) != (16, "25GB/s"):
             raise InputError(
