@@ -5,6 +5,7 @@ The server's own histograms stand next to what the client measured; the differen
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,6 +24,8 @@ MESSAGES = 5  # of failures, told in the text
 SHORT_NAMES = {"output_tokens_per_s": "output tok/s"}
 COMPARED = {"ttft": "ttft_ms", "itl": "itl_ms", "tpot": "tpot_ms", "queue": "queue_ms", "e2e": "e2e_ms"}
 """The server's histogram, and the client's distribution of the same thing."""
+TOLD_TIMINGS = ("latency_s", "prompt_ms", "predicted_per_token_ms", "tokens_per_second")
+"""Of what servers measure of each request, what the text tells; the JSON has the mean of everything."""
 
 
 def accuracy_text(accuracy: PromptAccuracy) -> str:
@@ -137,6 +140,9 @@ def load_text(run: Run, summary: Summary) -> str:
         parts.append(client_text(run.client))
     if run.server is not None:
         parts.append(server_text(run.server, summary))
+    timings = timings_of(run)
+    if told := "   ".join(f"{name} {timings[name]:,.2f}" for name in TOLD_TIMINGS if name in timings):
+        parts.append(_line("", f"its own mean per request: {told}"))
     return "".join(parts)
 
 
@@ -147,6 +153,7 @@ def load_json(run: Run, summary: Summary) -> dict[str, Any]:
         "client": run.client,
         "server": run.server,
         "server_difference": None if run.server is None else differences(run.server, summary),
+        "server_timings": timings_of(run),
         "prompt_accuracy": None if accuracy is None else asdict(accuracy),
         "warmup": [] if run.warmup is None else [request_row(run.warmup, i) for i in range(len(run.warmup.records))],
         "failures": [{"kind": kind, "message": message, "count": n} for (kind, message), n in failures_of(run)],
@@ -167,6 +174,18 @@ def accuracy_of(run: Run) -> PromptAccuracy | None:
     return prompt_accuracy(
         [run.requests.prompt_tokens[index] for index in counted], [records.prompt_tokens[index] for index in counted]
     )
+
+
+def timings_of(run: Run) -> dict[str, float]:
+    """Return the mean over completed requests of every figure that the server measured of each, in its own words."""
+    values: dict[str, list[float]] = {}
+    for index, outcome in enumerate(run.records.outcome):
+        if outcome == Outcome.COMPLETED:
+            timings = run.records.extra.get(index, {}).get("timings") or {}
+            for name, value in timings.items():
+                if isinstance(value, (int, float)) and -1e300 < value < 1e300:  # neither NaN nor a number to choke on
+                    values.setdefault(str(name), []).append(value)
+    return {name: math.fsum(found) / len(found) for name, found in values.items()}
 
 
 def failures_of(run: Run) -> list[tuple[tuple[str, str], int]]:
