@@ -87,6 +87,24 @@ class Diagnoses(unittest.TestCase):
         self.assertEqual([row["point"]["concurrency"] for row in body["rows"]], [2, 64])
         self.assertEqual(servesim("diagnose", path).out.count("\nrow "), 1)
 
+    def test_a_measured_report_takes_the_flags(self) -> None:
+        report = self.folder / "report.json"
+        servesim("simulate", "--concurrency", "64", "--max-num-seqs", "16", "--quiet", "--json", "-o", str(report))
+        measured = json.loads(report.read_text(encoding="utf-8"))
+        server = {"dialect": "vllm", "running": {"mean": 15.5, "max": 16}, "waiting": {"mean": 40, "max": 48}}
+        measured |= {"source": "measured", "server": {**server, "kv_mean": 0.1, "kv_peak": 0.2}}
+        measured["config"] = {"concurrency": 64}
+        measured["engine"] = dict.fromkeys(measured["engine"])
+        report.write_text(json.dumps(measured), encoding="utf-8")
+        self.assertIsNone(self.json(str(report))["binds"])
+        body = self.json(str(report), "--flags", "vllm serve x/y --max-num-seqs 16")
+        self.assertEqual(body["binds"], "sequences")
+        self.assertEqual(body["findings"][0]["evidence"], "16 running of 16 seats, 40 waiting, KV use 20%")
+        self.assertIn(
+            "will not help  --max-num-batched-tokens",
+            servesim("diagnose", str(report), "--flags", "vllm serve x/y --max-num-seqs 16").out,
+        )
+
     def test_a_fleet_is_not_taken_for_one_server(self) -> None:
         report = str(self.folder / "report.json")
         fleet = ("--replicas", "2", "--rate", "5", "--requests", "40", "--quiet", "--json", "-o", report)

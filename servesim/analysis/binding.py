@@ -64,13 +64,14 @@ def binding_of(run: Run, server: Server) -> Binding:
     ):
         start_s = end_s - duration_s
         at = start_s + duration_s * 1e-6  # whatever the rounding of the difference did
+        given_up = start_s - duration_s * 1e-6 if config.async_scheduling else at  # then a step later
         tokens = decodes + prefill
         computes = tokens * roofline.token_s > roofline.weights_s + blocks * config.block_size * roofline.context_s
         busy_s += duration_s
         compute_s += duration_s * computes
         if bisect_right(sent, at) <= bisect_right(left, at):
             continue
-        if bisect_right(seated, at) - bisect_right(unseated, at) >= config.max_num_seqs:
+        if bisect_right(seated, at) - bisect_right(unseated, given_up) >= config.max_num_seqs:
             budget = SEQUENCES
         elif tokens >= config.max_num_batched_tokens:
             budget = STEP_TOKENS

@@ -71,6 +71,19 @@ class Side:
     run: Run | None = None
 
 
+def side_of(run: Run, label: str, command: str = "unknown") -> Side:
+    """Return a run as something to compare."""
+    return Side(
+        label=label,
+        command=command,
+        source=run.source,
+        partial=run.partial,
+        config=run.config,
+        summary=summarize(run).as_dict(),
+        run=run,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One figure of both sides; None is unknown. Intervals are of 90 % confidence."""
@@ -134,11 +147,12 @@ class Comparison:
         }
 
 
-def compare(a: Side, b: Side, margin: float = MARGIN) -> Comparison:
+def compare(a: Side | Run, b: Side | Run, margin: float = MARGIN) -> Comparison:
     """Return the comparison of `b` with `a`: differences are b - a, relative ones of a; `margin` is a share of a.
 
     Raises `InputError` where a summary has something else in the place of a number.
     """
+    a, b = (side_of(each, label) if isinstance(each, Run) else each for each, label in ((a, "A"), (b, "B")))
     noises = [None if side.run is None else RunNoise(side.run) for side in (a, b)]
     values = {figure.name: (_value(a, figure), _value(b, figure)) for figure in FIGURES.values()}
     equal = all(of_a == of_b for of_a, of_b in values.values())

@@ -110,7 +110,7 @@ def diagnosis(subjects: Sequence[Subject], notes: Sequence[str] = (), *, try_it:
 
 
 def _try(rule: Rule, subject: Subject) -> tuple[dict[str, Any] | None, str | None]:
-    if subject.server is None or subject.summary is None:
+    if subject.server is None or subject.summary is None or subject.summary.get("source") != "simulated":
         return None, "only the report of a simulated run can be tried"
     return turned(rule, subject.server, subject.summary, subject.config)
 

@@ -127,9 +127,10 @@ def _floor(server: Server, requests: Requests, slos: Sequence[Slo]) -> str | Non
     cost = server.cost()
     prompts = sorted(requests.prompt_tokens)
     gap_s = cost.decode(1, prompts[0])
+    speculates = server.config.spec_tokens > 0  # a step may then give several tokens
     for slo in slos:
         at_least_s = 0.0
-        if slo.metric in ("tpot", "itl"):
+        if slo.metric in ("tpot", "itl") and not speculates:
             at_least_s, what = gap_s, f"one decode step of one sequence takes {format_ms(gap_s * 1000)}"
         elif slo.metric in ("ttft", "ttfo", "e2e", "ttft_from_planned", "e2e_from_planned"):
             tokens = prompts[nearest_rank(slo.percentile, len(prompts)) - 1]

@@ -92,10 +92,9 @@ def of_run(label: str, run: Run, options: Options) -> Measurement:
         known = {key: like[key] for key in SERVER_CHECKS if key in like}
     done.sort(key=lambda index: records.sent_s[index])
     requests = Requests()
-    # What the server had cached it did not compute; that its KV was read all the same is small beside that.
-    cached = (max(records.cached_tokens[index], 0) for index in done)
-    prompts = (records.prompt_tokens[index] for index in done)
-    requests.prompt_tokens = array("q", (max(1, prompt - hit) for prompt, hit in zip(prompts, cached, strict=True)))
+    prompts = [records.prompt_tokens[index] for index in done]
+    cached = [min(max(records.cached_tokens[index], 0), prompt - 1) for index, prompt in zip(done, prompts, strict=True)]
+    requests.prompt_tokens = array("q", (prompt - hit for prompt, hit in zip(prompts, cached, strict=True)))
     requests.output_tokens = array("q", (records.output_tokens[index] for index in done))
     begin = records.sent_s[done[0]]
     requests.arrival_s = array("d", (records.sent_s[index] - begin for index in done))
@@ -111,6 +110,7 @@ def of_run(label: str, run: Run, options: Options) -> Measurement:
         figures,
         concurrency=concurrency or busy / max(span, 1e-9),
         requests=requests,
+        notes=_cached_note(label, sum(cached), sum(prompts)),
     )
 
 
@@ -139,8 +139,9 @@ def _swept(row: Mapping[str, Any], axes: Sequence[str]) -> Options:
 def _of_summary(label: str, summary: Mapping[str, Any], config: Mapping[str, Any], options: Options) -> Measurement:
     workload = {field.name: config[field.name] for field in fields(WorkloadSpec) if config.get(field.name) is not None}
     if summary.get("source") == "measured":
-        model = known_model({"model": config.get("model")})
-        known: Options = {} if model is None else {"model": model}
+        facts = setup if isinstance(setup, dict) else {}
+        like = like_run(config, {"model": config.get("model"), **facts})
+        known: Options = {key: like[key] for key in SERVER_CHECKS if key in like}
     else:
         known = {key: config[key] for key in SERVER_CHECKS if config.get(key) is not None}
         for name in ("mfu", "mbu", "step_overhead_s", "cost_model"):
