@@ -106,6 +106,10 @@ ENGINE_ROWS = (
 )
 
 SIMULATE = ("simulate", "--quiet", "--rate", f"{RATE:g}")
+DAY = tuple(
+    "simulate --quiet --hardware a100-sxm-80gb --rate-schedule fixtures/day.csv --requests 500000 "
+    "--autoscale 1:8 --target 40".split()
+)
 COMMAND_ROWS = (
     CommandRow(name="python3 -c pass", argv=(), runs=15),
     CommandRow(name="servesim --help", argv=("--help",), runs=15, above_bare_s=0.050),
@@ -121,6 +125,7 @@ COMMAND_ROWS = (
         limit_s=20,
         limit_mb=450,
     ),
+    CommandRow(name="fixtures/day.csv, 1 to 8 replicas", argv=DAY, requests=500_000, quick=False, runs=1, limit_s=60),
 )
 TEN_TIMES = 11.0  # ten times the requests cost at most so many times the command
 

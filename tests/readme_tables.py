@@ -11,6 +11,7 @@ from servesim.catalog.hardware import HARDWARE
 from servesim.catalog.models import MODELS
 from servesim.catalog.servers import SERVERS
 from servesim.client.flavour import API_FLAVOURS
+from servesim.fleet.autoscale import FIGURES
 from servesim.fleet.link import OVERLAPS, SCOPES
 from servesim.fleet.router import ROUTERS
 from servesim.report.renderers import RENDERERS
@@ -54,6 +55,10 @@ def tables() -> dict[str, str]:
         ),
         "lengths": table(
             "| length | what it draws |", [(f"`{kind.usage}`", kind.summary) for kind in LENGTHS.values()]
+        ),
+        "scaling": table(
+            "| `--scale-on` | what it is | `--target` |",
+            [(f"`{name}`", figure.about, f"{figure.target:g}") for name, figure in FIGURES.items()],
         ),
         "arrivals": table(
             "| `--arrivals` | how requests come |", [(f"`{name}`", kind.summary) for name, kind in ARRIVALS.items()]
