@@ -104,7 +104,7 @@ class EveryRule(unittest.TestCase):
 
     def test_turned_by_diagnose_itself_does_the_same(self) -> None:
         for rule in RULES:
-            if rule.turn is None:
+            if rule.remedy.turn is None:
                 continue
             case = CASES[rule.name]
             run = simulate(**case.base)

@@ -12,57 +12,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
+from servesim.analysis import symptoms
 from servesim.analysis.binding import BANDWIDTH, COMPUTE, KV_BLOCKS, SEQUENCES, STEP_TOKENS
 from servesim.analysis.evidence import Evidence
 from servesim.analysis.remedies import (
+    A_FASTER_CLIENT,
     FEWER_STEP_TOKENS,
     LESS_ARITHMETIC,
     LESS_READING,
+    LONGER_CONTEXT,
     MORE_KV,
+    MORE_LOAD,
     MORE_SEQUENCES,
     MORE_STEP_TOKENS,
     PREFIX_CACHING,
+    SHORTER_QUEUE_OR_MORE_SERVERS,
     Remedy,
 )
-from servesim.engine.server import Server
-from servesim.units import format_duration
 
 CLIENT, CONTEXT, QUEUE = "client", "context length", "queue"
 
 UP, DOWN = "up", "down"
-
-STUTTER_S = 0.1  # a pause between two tokens that a reader notices
-
-MORE_LOAD = Remedy(
-    change="more load from the client",
-    vllm="none: the server waits for requests; raise the client's concurrency or rate",
-    llama_cpp="none: raise the client's concurrency",
-    sglang="none: raise the client's concurrency",
-)
-A_FASTER_CLIENT = Remedy(
-    change="a load generator that keeps up",
-    vllm="none: give the load generator more --processes, or another machine",
-    llama_cpp="none: the same",
-    sglang="none: the same",
-)
-LONGER_CONTEXT = Remedy(
-    change="room for longer requests",
-    vllm="--max-model-len, higher",
-    llama_cpp="--ctx-size, higher, or fewer --parallel, or --kv-unified: a slot has ctx-size / parallel tokens",
-    sglang="--context-length, higher",
-)
-SHORTER_QUEUE_OR_MORE_SERVERS = Remedy(
-    change="more replicas; a longer queue only turns refusals into waiting",
-    vllm="another replica; not --max-num-queued-reqs",
-    llama_cpp="another server",
-    sglang="another replica; not --max-queued-requests",
-)
-
-
-Turn = Callable[[Server], dict[str, Any]]
-"""Takes a simulated server, returns the options that change when the knob is turned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,194 +48,17 @@ class Rule:
     expect: dict[str, str]  # metric of a summary -> up, down
     useless: dict[str, str]  # option -> why turning it changes nothing
     source: str
-    turn: Turn | None = None  # the knob, turned in the simulator; None: it is not the server's
-
-
-# When a rule holds, with the evidence in words
-
-
-def _client_saturated(e: Evidence) -> str | None:
-    if e.client_verdict == "saturated":
-        return "the load generator's own verdict is saturated: what it measured is partly itself"
-    return None
-
-
-def _slot_too_small(e: Evidence) -> str | None:
-    count = sum(e.errors.get(kind, 0) for kind in ("prompt_too_long", "over_kv_cache"))
-    if not count:
-        return None
-    most = "" if e.max_model_len is None else f"; a request may have {e.max_model_len:,} tokens"
-    return f"{count:,} requests were refused for their length{most}"
-
-
-def _preempts(e: Evidence) -> str | None:
-    if not e.preemptions or e.kv_full is False:
-        return None
-    use = "" if e.kv_peak is None else f", KV use {e.kv_peak:.0%} at its peak"
-    return f"{e.preemptions:,} preemptions{use}{_waiting(e)}"
-
-
-def _preempts_uncached(e: Evidence) -> str | None:
-    return _preempts(e) if e.prefix_caching is False or (e.prefix_caching is None and not e.prefix_hit_rate) else None
-
-
-def _kv_queue(e: Evidence) -> str | None:
-    if not e.queueing or e.kv_full is not True or e.seats_full:
-        return None
-    return f"KV use {e.kv_peak:.0%} at its peak{_waiting(e)}"
-
-
-def _kv_queue_uncached(e: Evidence) -> str | None:
-    return _kv_queue(e) if e.prefix_caching is False or (e.prefix_caching is None and not e.prefix_hit_rate) else None
-
-
-def _kv_queue_cached(e: Evidence) -> str | None:
-    return None if e.compute_bound else _kv_queue(e)  # more requests at once would only make each step longer
-
-
-def _compute(e: Evidence) -> str | None:
-    if not e.compute_bound or e.tokens_per_step is None or e.critical_tokens is None:
-        return None
-    if not (e.queueing or e.missed or _slow_steps(e)):
-        return None
-    return (
-        f"{e.tokens_per_step:,.0f} tokens per step on average: arithmetic takes longer than reading the weights "
-        f"from {e.critical_tokens:,.0f} on{_waiting(e)}"
-    )
-
-
-def _seats(e: Evidence) -> str | None:
-    if not e.queueing or e.kv_full:
-        return None
-    if e.seats_full:
-        most = e.running_max if e.running_max is not None else e.mean_batch
-        return f"{most:,.0f} running of {e.max_num_seqs:,} seats{_waiting(e)}{_kv_room(e)}"
-    if e.dialect == "llama.cpp":
-        return f"llama.cpp defers requests for want of a slot only{_waiting(e)}"
-    if e.max_num_seqs is None and e.running and e.kv_peak is not None and e.running == e.running_max:
-        return f"{e.running:,.0f} running, no more and no fewer{_waiting(e)}{_kv_room(e)}; seats by elimination"
-    return None
-
-
-def _step_tokens(e: Evidence) -> str | None:
-    if not e.queueing or e.kv_full or e.seats_full is not False:
-        return None
-    if e.tokens_per_step is None or e.max_num_batched_tokens is None:
-        return None
-    if e.tokens_per_step < 0.5 * e.max_num_batched_tokens:
-        return None
-    return (
-        f"{e.tokens_per_step:,.0f} tokens per step of {e.max_num_batched_tokens:,} allowed"
-        f"{_waiting(e)}, with seats and KV blocks left"
-    )
-
-
-def _spikes(e: Evidence) -> str | None:
-    if e.preemptions or not e.itl_p50_s or e.itl_p99_s is None or e.itl_p99_s < 4 * e.itl_p50_s:
-        return None
-    if e.itl_p99_s < STUTTER_S or (e.max_num_batched_tokens is not None and e.max_num_batched_tokens <= 512):
-        return None
-    return (
-        f"ITL p99 {format_duration(e.itl_p99_s)} against p50 {format_duration(e.itl_p50_s)} without a preemption: "
-        "a long prompt in a step delays everybody's token"
-    )
-
-
-def _bandwidth(e: Evidence) -> str | None:
-    slow = [name for name in e.missed if name.startswith(("tpot", "itl", "e2e"))]
-    if not slow or e.queueing or e.preemptions:
-        return None
-    if e.compute_bound is not False or e.tokens_per_step is None or e.critical_tokens is None:
-        return None
-    floor = "" if e.floor_step_s is None else f", {format_duration(e.floor_step_s)} of which one sequence alone takes"
-    return (
-        f"{', '.join(slow)} missed with nobody waiting: {e.tokens_per_step:,.0f} tokens per step are below the "
-        f"{e.critical_tokens:,.0f} where arithmetic begins to decide, so a step is the reading of weights and KV{floor}"
-    )
-
-
-def _refused(e: Evidence) -> str | None:
-    count = e.errors.get("queue_full", 0)
-    return f"{count:,} requests were refused because the queue was full" if count else None
-
-
-def _client_limits(e: Evidence) -> str | None:
-    if e.concurrency is None or e.max_num_seqs is None or e.missed or e.queueing or e.preemptions or e.kv_full:
-        return None
-    busy = e.in_flight if e.in_flight is not None else e.mean_batch
-    if e.concurrency > 0.5 * e.max_num_seqs or busy is None or busy < 0.8 * e.concurrency:
-        return None
-    if e.critical_tokens is not None and e.tokens_per_step is not None and e.tokens_per_step > e.critical_tokens / 2:
-        return None
-    return (
-        f"{busy:,.1f} of {e.concurrency:,} requests in flight run, and none waits: the client sends no more than that"
-        f"{_kv_room(e)}"
-    )
-
-
-def _waiting(e: Evidence) -> str:
-    if e.waiting:
-        return f", {e.waiting:,.0f} waiting"
-    if e.queueing and e.queue_p95_s is not None:
-        return f", queue p95 {format_duration(e.queue_p95_s)}"
-    return ""
-
-
-def _kv_room(e: Evidence) -> str:
-    return "" if e.kv_peak is None else f", KV use {e.kv_peak:.0%}"
-
-
-def _slow_steps(e: Evidence) -> bool:
-    """Whether a token takes twice as long as it would alone."""
-    return e.floor_step_s is not None and e.tpot_p50_s is not None and e.tpot_p50_s > 2 * e.floor_step_s
 
 
 _SEATS_ARE_FREE = "seats are not what is short: the KV blocks run out first, so the same requests run"
 _KV_IS_FREE = "KV blocks are not what is short"
-
-# The knobs, turned in the simulator
-
-
-def _share_prefixes(server: Server) -> dict[str, Any]:
-    return {"prefix_caching": True}
-
-
-def _narrow_kv(server: Server) -> dict[str, Any]:
-    return {"kv_cache_dtype": "fp8", "kv_tokens": _twice(server.spec.kv_tokens)}
-
-
-def _double_devices(server: Server) -> dict[str, Any]:
-    return {"tensor_parallel_size": 2 * server.spec.tensor_parallel_size}
-
-
-def _double_seats(server: Server) -> dict[str, Any]:
-    seats = 2 * server.config.max_num_seqs
-    return {"max_num_seqs": seats, "max_num_batched_tokens": max(seats, server.config.max_num_batched_tokens)}
-
-
-def _double_step_tokens(server: Server) -> dict[str, Any]:
-    return {"max_num_batched_tokens": 2 * server.config.max_num_batched_tokens}
-
-
-def _quarter_step_tokens(server: Server) -> dict[str, Any]:
-    config = server.config
-    return {"max_num_batched_tokens": max(256, config.max_num_seqs, config.max_num_batched_tokens // 4)}
-
-
-def _narrow_weights(server: Server) -> dict[str, Any]:
-    return {"quantization": "fp8"}
-
-
-def _twice(value: int | None) -> int | None:
-    return None if value is None else 2 * value
-
 
 RULES: tuple[Rule, ...] = (
     Rule(
         name="client-saturated",
         symptom="latencies that no server setting changes",
         budget=CLIENT,
-        when=_client_saturated,
+        when=symptoms.client_saturated,
         remedy=A_FASTER_CLIENT,
         expect={},
         useless={"max_num_seqs": "the server is not what is slow"},
@@ -274,106 +68,97 @@ RULES: tuple[Rule, ...] = (
         name="kv-preemptions",
         symptom="a spinner, streams that stop for seconds, preemptions that climb",
         budget=KV_BLOCKS,
-        when=_preempts_uncached,
+        when=symptoms.preempts_uncached,
         remedy=PREFIX_CACHING,
         expect={"preemptions": DOWN, "kv_peak": DOWN, "ttft_p95": DOWN, "throughput": UP, "prefix_hit_rate": UP},
         useless={"max_num_seqs": _SEATS_ARE_FREE},
         source="vllm/v1/core/sched/scheduler.py: out of blocks, the youngest is dropped and computed again",
-        turn=_share_prefixes,
     ),
     Rule(
         name="kv-preemptions-cached",
         symptom="preemptions although prefixes are shared",
         budget=KV_BLOCKS,
-        when=_preempts,
+        when=symptoms.preempts,
         remedy=MORE_KV,
         expect={"preemptions": DOWN, "ttft_p95": DOWN, "throughput": UP},
         useless={"max_num_seqs": _SEATS_ARE_FREE},
         source="the same; the cache is on and what is shared is shared",
-        turn=_narrow_kv,
     ),
     Rule(
         name="kv-queue",
         symptom="a long queue, no preemptions, the cache full",
         budget=KV_BLOCKS,
-        when=_kv_queue_uncached,
+        when=symptoms.kv_queue_uncached,
         remedy=PREFIX_CACHING,
         expect={"ttft_p95": DOWN, "queue_p95": DOWN, "throughput": UP, "prefix_hit_rate": UP},
         useless={"max_num_seqs": _SEATS_ARE_FREE},
         source="scheduler.py: the head of the queue is admitted only if its whole sequence fits",
-        turn=_share_prefixes,
     ),
     Rule(
         name="kv-queue-cached",
         symptom="a long queue, the cache full although prefixes are shared",
         budget=KV_BLOCKS,
-        when=_kv_queue_cached,
+        when=symptoms.kv_queue_cached,
         remedy=MORE_KV,
         expect={"ttft_p95": DOWN, "queue_p95": DOWN, "throughput": UP},
         useless={"max_num_seqs": _SEATS_ARE_FREE},
         source="the same; the cache is on and what is shared is shared",
-        turn=_narrow_kv,
     ),
     Rule(
         name="compute",
         symptom="everything slows down together as load grows",
         budget=COMPUTE,
-        when=_compute,
+        when=symptoms.compute,
         remedy=LESS_ARITHMETIC,
         expect={"ttft_p95": DOWN, "tpot_p50": DOWN, "throughput": UP},
         useless={"kv_tokens": _KV_IS_FREE + ": a larger batch would only make each step longer"},
         source="the roofline: 2 x params x tokens over FLOP/s against weights over bandwidth",
-        turn=_double_devices,
     ),
     Rule(
         name="sequences",
         symptom="a queue while the KV cache is half empty",
         budget=SEQUENCES,
-        when=_seats,
+        when=symptoms.seats,
         remedy=MORE_SEQUENCES,
         expect={"queue_p95": DOWN, "ttft_p95": DOWN, "throughput": UP, "tpot_p50": UP},
         useless={"kv_tokens": _KV_IS_FREE, "max_num_batched_tokens": "steps are not full"},
         source="scheduler.py: admission stops at max_num_seqs",
-        turn=_double_seats,
     ),
     Rule(
         name="step-tokens",
         symptom="a queue with seats and KV blocks left",
         budget=STEP_TOKENS,
-        when=_step_tokens,
+        when=symptoms.step_tokens,
         remedy=MORE_STEP_TOKENS,
         expect={"queue_p95": DOWN, "ttft_p95": DOWN, "throughput": UP},
         useless={"kv_tokens": _KV_IS_FREE},
         source="scheduler.py: admission stops when the step's token budget is spent",
-        turn=_double_step_tokens,
     ),
     Rule(
         name="prefill-spikes",
         symptom="streams that stutter whenever a long prompt arrives",
         budget=STEP_TOKENS,
-        when=_spikes,
+        when=symptoms.spikes,
         remedy=FEWER_STEP_TOKENS,
         expect={"itl_p99": DOWN, "ttft_p50": UP},
         useless={"max_num_seqs": "it is one step's length, not the number of sequences", "kv_tokens": _KV_IS_FREE},
         source="Sarathi-Serve (arXiv:2403.02310): chunked prefill bounds the time between tokens",
-        turn=_quarter_step_tokens,
     ),
     Rule(
         name="bandwidth",
         symptom="every token is slow, even with few users",
         budget=BANDWIDTH,
-        when=_bandwidth,
+        when=symptoms.bandwidth,
         remedy=LESS_READING,
         expect={"tpot_p50": DOWN, "itl_p50": DOWN},
         useless={"max_num_seqs": "nobody waits for a seat", "max_num_batched_tokens": "steps are not full"},
         source="the roofline: a decode step reads every weight, however few sequences share it",
-        turn=_narrow_weights,
     ),
     Rule(
         name="refused-by-length",
         symptom="400s: the prompt is too long",
         budget=CONTEXT,
-        when=_slot_too_small,
+        when=symptoms.slot_too_small,
         remedy=LONGER_CONTEXT,
         expect={"rejected": DOWN, "completed": UP},
         useless={"max_num_batched_tokens": "a refusal by length comes before scheduling"},
@@ -383,7 +168,7 @@ RULES: tuple[Rule, ...] = (
         name="refused-by-queue",
         symptom="429s",
         budget=QUEUE,
-        when=_refused,
+        when=symptoms.refused,
         remedy=SHORTER_QUEUE_OR_MORE_SERVERS,
         expect={"rejected": DOWN, "ttft_p95": DOWN},
         useless={"max_num_queued_reqs": "served are as many as before: the throughput stays, the waiting grows"},
@@ -393,7 +178,7 @@ RULES: tuple[Rule, ...] = (
         name="client-limits",
         symptom="throughput far below what the device could do",
         budget=CLIENT,
-        when=_client_limits,
+        when=symptoms.client_limits,
         remedy=MORE_LOAD,
         expect={"throughput": UP, "mean_batch": UP},
         useless={"max_num_seqs": "seats are empty as it is", "kv_tokens": _KV_IS_FREE},

@@ -39,9 +39,9 @@ def turned(
     rule: Rule, server: Server, summary: Mapping[str, Any], config: Mapping[str, Any]
 ) -> tuple[dict[str, Any] | None, str | None]:
     """Return what the knob of `rule` does to the run that `summary` and `config` tell of, or why it was not tried."""
-    if rule.turn is None:
+    if rule.remedy.turn is None:
         return None, f"the knob of {rule.name} is not one of the simulated server's"
-    change = rule.turn(server)
+    change = rule.remedy.turn(server)
     try:
         changed = build_server(replace(server.spec, **change))
         known = {each.name for each in fields(WorkloadSpec)}
