@@ -21,6 +21,7 @@ from servesim.errors import InputError
 from servesim.latency import METRICS
 from servesim.records import Run
 from servesim.stats import PERCENTILES
+from servesim.summary import summarize
 from servesim.units import shown
 
 MARGIN = 0.02

@@ -142,7 +142,7 @@ def least_squares(
     >>> slope = Parameter(name="slope", start=1.0, low=0.1, high=10.0)
     >>> offset = Parameter(name="offset", start=1.0, low=0.1, high=10.0)
     >>> found = least_squares(lambda v: [v[0] * x + v[1] - y for x, y in line], [slope, offset])
-    >>> round(found.values["slope"], 6), round(found.values["offset"], 6)
+    >>> round(found.values["slope"], 3), round(found.values["offset"], 3)
     (2.0, 3.0)
     """
     return _Marquardt(residuals, tuple(parameters), tolerance, max_evaluations, careful).solve()

@@ -277,8 +277,8 @@ def replicas_for(rate: float, each: float) -> int:
 def interval_95(values: Sequence[float]) -> tuple[float, float] | None:
     """Return the 95 % interval of the mean of independent `values`, None for fewer than two.
 
-    >>> interval_95([10.0, 11.0, 12.0])
-    (8.515..., 13.484...)
+    >>> [round(end, 2) for end in interval_95([10.0, 11.0, 12.0])]
+    [8.52, 13.48]
     """
     if len(values) < 2:
         return None

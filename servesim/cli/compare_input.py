@@ -9,11 +9,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from servesim.analysis.compare import Side
+from servesim.analysis.compare import Side, side_of
 from servesim.cli.document import first_object
 from servesim.errors import InputError
 from servesim.runreader import read_saved
-from servesim.summary import summarize
 from servesim.units import shown
 
 
@@ -25,15 +24,7 @@ def read_side(name: str) -> Side:
         if hash_sign:
             raise InputError(f"{path}: is one saved run, which has no row {shown(wanted)}")
         saved = read_saved(path)
-        return Side(
-            label=path,
-            command=saved.command,
-            source=saved.run.source,
-            partial=saved.run.partial,
-            config=saved.run.config,
-            summary=summarize(saved.run).as_dict(),
-            run=saved.run,
-        )
+        return side_of(saved.run, path, saved.command)
     summary, point = _summary(path, document, wanted)
     config = document.get("config")
     if not isinstance(config, Mapping):
