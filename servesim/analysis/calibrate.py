@@ -76,7 +76,7 @@ class Calibration:
     points: tuple[Point, ...]
     warnings: tuple[str, ...]
     hints: tuple[str, ...]  # what the runs do not tell, and which would
-    notes: tuple[str, ...] = ()  # what the model had to part to come near
+    notes: tuple[str, ...] = ()  # what the model had to part to come near, what was left out of the runs
     weights: tuple[float, ...] = ()  # the standard errors that the residuals are in units of
 
     @property
@@ -214,7 +214,7 @@ def calibrate(
         points=points,
         warnings=(),
         hints=tuple(advice),
-        notes=tuple(parted(solution)),
+        notes=(*parted(solution), *(note for measurement in measurements for note in measurement.notes)),
         weights=tuple(m.errors[name] for m in measurements for name in m.figures),
     )
     told = _sentence(calibration, len(measurements))

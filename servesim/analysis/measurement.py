@@ -40,6 +40,7 @@ class Measurement:
     concurrency: float  # about how many requests were in flight, for closed forms and advice
     prompt_tokens: float  # mean
     output_tokens: float
+    notes: tuple[str, ...] = ()  # what was left out of it
 
     def __post_init__(self) -> None:
         for name, value in self.figures.items():

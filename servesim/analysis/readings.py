@@ -21,14 +21,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from servesim.analysis.engine_log import read_engine_log
 from servesim.analysis.measurement import Measurement, figures_for, figures_of, standard_error
-from servesim.catalog.hardware import HARDWARE
 from servesim.client.setup import known_model, like_run
 from servesim.console import reason
 from servesim.engine.server import Server, build_server
 from servesim.engine.spec import SERVER_CHECKS, ServerSpec
 from servesim.errors import InputError
-from servesim.records import Outcome, Records, Run
+from servesim.records import Outcome, Run
 from servesim.runreader import read_run
 from servesim.units import parse_count, parse_finite
 from servesim.workload.build import build_workload, drive
@@ -37,6 +37,7 @@ from servesim.workload.spec import WorkloadSpec
 from servesim.workload.workload import Workload
 
 MAX_BYTES = 256 * 2**20
+CACHED_MATTERS = 0.05
 WAVES = 10
 """Requests of a table's row, in units of its concurrency: what most benchmarks send."""
 
@@ -64,7 +65,8 @@ def read_measurements(path: str, options: Mapping[str, Any] | None = None) -> li
     if first is not None and first.get("kind") == "header":
         return [of_run(path, read_run(path), given)]
     if first is not None and isinstance(first.get("engine"), dict) and "schema" not in first:
-        return [_of_log(path, text, given)]
+        run, known = read_engine_log(path, text)
+        return [of_run(path, run, {**known, **given})]
     document = _whole(text)
     if isinstance(document, dict) and str(document.get("schema", "")).startswith("servesim."):
         return of_report(path, document, given)
@@ -93,8 +95,8 @@ def of_run(label: str, run: Run, options: Options) -> Measurement:
     done.sort(key=lambda index: records.sent_s[index])
     requests = Requests()
     prompts = [records.prompt_tokens[index] for index in done]
-    cached = [min(max(records.cached_tokens[index], 0), prompt - 1) for index, prompt in zip(done, prompts, strict=True)]
-    requests.prompt_tokens = array("q", (prompt - hit for prompt, hit in zip(prompts, cached, strict=True)))
+    cached = [max(records.cached_tokens[index], 0) for index in done]
+    requests.prompt_tokens = array("q", (max(1, p - hit) for p, hit in zip(prompts, cached, strict=True)))
     requests.output_tokens = array("q", (records.output_tokens[index] for index in done))
     begin = records.sent_s[done[0]]
     requests.arrival_s = array("d", (records.sent_s[index] - begin for index in done))
@@ -119,14 +121,16 @@ def of_report(path: str, document: Mapping[str, Any], options: Options) -> list[
     config = document.get("config")
     if not isinstance(config, dict):
         raise InputError(f"{path}: has no config, so its workload is not known")
-    rows = document.get("rows")
+    rows, setup = document.get("rows"), document.get("setup")
     if not isinstance(rows, list):
-        return [_of_summary(path, document, config, options)]
+        return [_of_summary(path, document, config, setup, options)]
+    if not all(isinstance(row, dict) for row in rows):
+        raise InputError(f"{path}: a row is no summary")
     axes = [
         key for key in ("concurrency", "rate", "prompt_tokens", "output_tokens") if isinstance(config.get(key), list)
     ]
     return [
-        _of_summary(f"{path} row {number}", row, {**config, **_swept(row, axes)}, options)
+        _of_summary(f"{path} row {number}", row, {**config, **_swept(row, axes)}, setup, options)
         for number, row in enumerate(rows, 1)
     ]
 
@@ -136,7 +140,9 @@ def _swept(row: Mapping[str, Any], axes: Sequence[str]) -> Options:
     return {key: row[key] for key in axes if key in row and not isinstance(row[key], dict)}
 
 
-def _of_summary(label: str, summary: Mapping[str, Any], config: Mapping[str, Any], options: Options) -> Measurement:
+def _of_summary(
+    label: str, summary: Mapping[str, Any], config: Mapping[str, Any], setup: object, options: Options
+) -> Measurement:
     workload = {field.name: config[field.name] for field in fields(WorkloadSpec) if config.get(field.name) is not None}
     if summary.get("source") == "measured":
         facts = setup if isinstance(setup, dict) else {}
@@ -150,21 +156,48 @@ def _of_summary(label: str, summary: Mapping[str, Any], config: Mapping[str, Any
     requests = build_workload(spec).requests
     _stretch(requests.prompt_tokens, summary.get("prompt_tokens"))
     _stretch(requests.output_tokens, summary.get("output_tokens"))
+    server = _server(label, {**known, **options})
+    notes: tuple[str, ...] = ()
+    if not server.spec.prefix_caching:
+        notes = _leave_out_cached(label, requests, summary.get("tokens"))
     figures = {}
     for name in figures_for(len(requests)):
         metric, _, statistic = name.partition("_")
         distribution = summary.get(f"{metric}_ms")
-        if isinstance(distribution, dict) and isinstance(distribution.get(statistic), (int, float)):
-            figures[name] = distribution[statistic] / 1e3
+        if isinstance(distribution, dict) and distribution.get(statistic) is not None:
+            figures[name] = parse_finite(distribution[statistic], f"{label}: {metric}_ms {statistic}", above=0.0) / 1e3
     e2e = figures.get("e2e_mean", 1.0)
     return _measurement(
         label,
-        _server(label, {**known, **options}),
+        server,
         lambda: drive(spec, requests),
         figures,
         concurrency=spec.concurrency or (spec.rate or 1.0) * e2e,
         requests=requests,
+        notes=notes,
     )
+
+
+def _leave_out_cached(label: str, requests: Requests, tokens: object) -> tuple[str, ...]:
+    """Shorten the prompts by the share that the server had cached, where it counted; return what to say of it."""
+    counts = tokens if isinstance(tokens, dict) else {}
+    cached, prompt = counts.get("cached"), counts.get("prompt")
+    if not isinstance(cached, int) or not isinstance(prompt, int) or not 0 < cached < prompt:
+        return ()
+    for index, length in enumerate(requests.prompt_tokens):
+        requests.prompt_tokens[index] = max(1, round(length * (1 - cached / prompt)))
+    return _cached_note(label, cached, prompt)
+
+
+def _cached_note(label: str, cached: int, prompt: int) -> tuple[str, ...]:
+    """Return what to say where so much of the prompts was cached that it matters how a fit takes it.
+
+    What the server had cached it did not compute: it is left out of the prompts, and of the contexts with them.
+    """
+    if cached <= CACHED_MATTERS * prompt:
+        return ()
+    share = cached / prompt
+    return (f"{label}: {share:.0%} of prompt tokens were cached and are left out, the reads of their KV too",)
 
 
 def _stretch(lengths: array[int], measured: object) -> None:
@@ -174,54 +207,6 @@ def _stretch(lengths: array[int], measured: object) -> None:
     if isinstance(mean, (int, float)) and mean > 0 and asked > 0 and abs(mean / asked - 1) > 0.005:
         for index, length in enumerate(lengths):
             lengths[index] = max(1, round(length * mean / asked))
-
-
-def _of_log(path: str, text: str, options: Options) -> Measurement:
-    """Return the measurement of an engine's own log: a header with its settings, then a line a request."""
-    lines = text.splitlines()
-    header = json.loads(lines[0])
-    engine, cache = header["engine"], header.get("kv_cache") or {}
-    device = (header.get("hardware") or {}).get("device_name", "")
-    known: Options = {
-        "model": known_model({"model": header.get("model")}),
-        "hardware": _device_of(str(device)),
-        "kv_blocks": cache.get("num_gpu_blocks"),
-        "block_size": cache.get("block_size"),
-        "gpu_memory_utilization": cache.get("gpu_memory_utilization"),
-        **{
-            key: engine.get(key)
-            for key in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "tensor_parallel_size")
-        },
-    }
-    known = {key: value for key, value in known.items() if value is not None}
-    rows = []
-    for number, line in enumerate(lines[1:], 2):
-        try:
-            row = json.loads(line)
-            sent_s, first_s, last_s = (float(row[key]) for key in ("arrival_s", "first_token_s", "last_token_s"))
-            rows.append((sent_s, first_s, last_s, int(row["prompt_tokens"]), int(row["output_tokens"])))
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{path}:{number}: is no request of an engine log ({error})") from error
-    return of_run(path, run_of_rows(rows), {**known, **options})
-
-
-def run_of_rows(rows: Sequence[tuple[float, float, float, int, int]]) -> Run:
-    """Return a measured run of (sent, first token, last token, prompt tokens, output tokens) rows, times in seconds."""
-    rows = sorted(rows)
-    requests, records, times = Requests(), Records(len(rows)), array("d")
-    for index, (sent_s, first_s, last_s, prompt, output) in enumerate(rows):
-        requests.prompt_tokens.append(prompt)
-        requests.output_tokens.append(output)
-        requests.arrival_s.append(sent_s)
-        records.planned_s[index] = records.sent_s[index] = sent_s
-        records.prompt_tokens[index], records.output_tokens[index] = prompt, output
-        records.outcome[index] = Outcome.COMPLETED
-        records.first[index] = len(times)
-        times.append(first_s)
-        if output > 1:
-            times.append(last_s)
-        records.last[index] = len(times) - 1
-    return Run("measured", requests, records, times, {})
 
 
 def of_row(label: str, raw: Mapping[str, Any], options: Options) -> Measurement:
@@ -270,6 +255,7 @@ def _measurement(
     *,
     concurrency: float,
     requests: Requests,
+    notes: tuple[str, ...] = (),
 ) -> Measurement:
     count = max(len(requests), 1)
     return Measurement(
@@ -281,6 +267,7 @@ def _measurement(
         concurrency=concurrency,
         prompt_tokens=sum(requests.prompt_tokens) / count,
         output_tokens=sum(requests.output_tokens) / count,
+        notes=notes,
     )
 
 
@@ -290,13 +277,6 @@ def _server(label: str, options: Options) -> Server:
         if name not in options:
             raise InputError(f"{label}: does not say which {name} it measured; give --{name}")
     return build_server(ServerSpec(**options))
-
-
-def _device_of(name: str) -> str | None:
-    """Return the preset of a device as its driver names it: `NVIDIA GeForce RTX 4090` is rtx-4090-24gb."""
-    words = re.sub(r"nvidia|geforce|amd|instinct|generation|blackwell|workstation|edition", " ", name.lower()).split()
-    wanted = "-".join(words)
-    return next((preset for preset in HARDWARE if wanted and preset.startswith(f"{wanted}-")), None)
 
 
 def _read(path: str) -> str:
