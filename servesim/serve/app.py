@@ -17,7 +17,7 @@ from servesim.engine.server import Server
 from servesim.serve.answer import Answer, Shape
 from servesim.serve.asked import Asked, Messages
 from servesim.serve.connection import Connection
-from servesim.serve.engine_clock import EngineClock
+from servesim.serve.engine_clock import EndedStep, EngineClock, StepListener, StepTokens
 from servesim.serve.errors import (
     ApiError,
     bad_request,
@@ -87,25 +87,68 @@ class ServeApp:
         *,
         api_key: str | None = None,
     ) -> None:
-        self.server = server
         self.spec = spec
-        self.model_name = spec.served_model_name or server.model.name
-        config = server.config
-        self.max_model_len = config.max_model_len or config.num_blocks * config.block_size
         self.tokenizer = Tokenizer()
-        self.started_s = int(time.time())
         self.draining = False
         self.answers: dict[Answer, None] = {}
-        self.dialect = make_dialect(self)
-        self.metrics = Metrics(self.dialect.metrics)
-        self.clock = EngineClock(server, self.metrics, speed=spec.speed, settle_s=spec.settle_s)
-        self.prefixes = Prefixes(config.block_size) if config.prefix_caching else None
-        self.routes = dict(self.dialect.routes())
+        self.listeners: list[StepListener] = []  # who else hears of steps and ends, from one engine to the next
         self.loop: Loop | None = None  # whoever serves this
+        self._make_dialect = make_dialect
+        self._open_routes: dict[str, Mapping[str, Handler]] = {}
         self._api_key = None if api_key is None else api_key.encode()
         self._faults = Faults(fail=spec.fail_rate, stall=spec.stall, cut=spec.cut_streams, seed=spec.seed)
         self._random = random_stream(spec.seed, "serve")
+        self._start(server)
+
+    def _start(self, server: Server) -> None:
+        """Be a server that was just started: nothing is counted, nothing is cached."""
+        self.server = server
+        self.model_name = self.spec.served_model_name or server.model.name
+        config = server.config
+        self.max_model_len = config.max_model_len or config.num_blocks * config.block_size
+        self.started_s = int(time.time())
+        self.dialect = self._make_dialect(self)
+        self.metrics = Metrics(self.dialect.metrics)
+        self.clock = EngineClock(server, self, speed=self.spec.speed, settle_s=self.spec.settle_s)
+        self.prefixes = Prefixes(config.block_size) if config.prefix_caching else None
+        self.routes = {**self._open_routes, **self.dialect.routes()}
         self._tails: dict[Generation, tuple[bytes, array[int]]] = {}  # what answers go on from, for the prefix cache
+
+    def restart(self, server: Server) -> None:
+        """Go on as if stopped and started again with other options, on the same port.
+
+        What is in flight does not survive it: a stream is cut, and who waits for a whole answer gets a 503.
+        """
+        for answer in list(self.answers):
+            if answer.stream:
+                assert self.loop is not None
+                self.loop.close(answer.connection)
+            else:
+                self._client_gone(answer)
+                self._send(answer.connection, self._refusal(shutting_down()))
+        self._start(server)
+
+    def add_routes(self, routes: Mapping[str, Mapping[str, Handler]]) -> None:
+        """Answer more than the dialect does, to anybody, with the API key or without."""
+        self._open_routes.update(routes)
+        self.routes = {**self._open_routes, **self.dialect.routes()}
+
+    @property
+    def has_api_key(self) -> bool:
+        """Whether clients must give a key."""
+        return self._api_key is not None
+
+    # What the engine does
+
+    def on_step(self, step: EndedStep, tokens: StepTokens, lateness_s: float) -> None:
+        self.metrics.on_step(step, tokens, lateness_s)
+        for listener in self.listeners:
+            listener.on_step(step, tokens, lateness_s)
+
+    def on_over(self, generation: Generation, reason: str, now: float) -> None:
+        self.metrics.on_over(generation, reason, now)
+        for listener in self.listeners:
+            listener.on_over(generation, reason, now)
 
     # Requests
 
@@ -117,12 +160,13 @@ class ServeApp:
         try:
             response = self._handler(request)(connection, request)
         except ApiError as error:
-            error = self.dialect.reword(error)
-            response = Response(
-                error.status, json.dumps(error.body, separators=(",", ":")).encode(), fields=error.fields
-            )
+            response = self._refusal(error)
         if response is not None:
             self._send(connection, response)
+
+    def _refusal(self, error: ApiError) -> Response:
+        error = self.dialect.reword(error)
+        return Response(error.status, json.dumps(error.body, separators=(",", ":")).encode(), fields=error.fields)
 
     def refuse(self, connection: Connection, error: HttpError) -> None:
         """Answer what is not a request of HTTP; the connection ends with it."""
@@ -139,7 +183,8 @@ class ServeApp:
         handler = methods.get(request.method)
         if handler is None:
             raise wrong_method(", ".join(sorted(methods)))
-        if self._api_key is not None and not self.dialect.is_open(request.path):
+        is_open = request.path in self._open_routes or self.dialect.is_open(request.path)
+        if self._api_key is not None and not is_open:
             scheme, _, key = request.header("authorization").partition(" ")
             if scheme.lower() != "bearer" or not hmac.compare_digest(key.strip().encode("utf-8"), self._api_key):
                 raise unauthorized()

@@ -22,7 +22,6 @@ from typing import Protocol
 
 from servesim.errors import RunError
 from servesim.serve.connection import READ_BYTES, Connection, State
-from servesim.serve.engine_clock import EngineClock
 from servesim.serve.http import HttpError, HttpRequest
 
 SWEEP_S = 0.25
@@ -33,10 +32,25 @@ BACKLOG = 1024
 _CLOCK_TICK_S = 0.001
 
 
+class Clock(Protocol):
+    """What has to happen in time; see `EngineClock`."""
+
+    @property
+    def due_s(self) -> float: ...
+    @property
+    def idle(self) -> bool: ...
+    @property
+    def awaited(self) -> set[object]: ...
+    def hand_out(self, now: float) -> bool: ...
+    def decide(self, now: float, *, more: bool = False) -> None: ...
+
+
 class App(Protocol):
     """What answers requests."""
 
-    clock: EngineClock
+    @property
+    def clock(self) -> Clock:
+        """What has to happen in time. It may be another one from one turn to the next."""
 
     def handle(self, connection: Connection, request: HttpRequest) -> None:
         """Answer a request, now or later."""
@@ -75,7 +89,6 @@ class Loop:
         self, app: App, listener: socket.socket, *, max_connections: int, max_body_bytes: int, grace_s: float = 30.0
     ) -> None:
         self._app = app
-        self._clock = app.clock
         self._listener = listener
         self._max_connections = max_connections
         self._max_body_bytes = max_body_bytes
@@ -130,6 +143,10 @@ class Loop:
             gc.unfreeze()
             if was_enabled:
                 gc.enable()
+
+    @property
+    def _clock(self) -> Clock:
+        return self._app.clock
 
     # A turn
 
