@@ -8,6 +8,10 @@ import unittest
 from array import array
 from dataclasses import replace
 
+from servesim.catalog.hardware import load_hardware
+from servesim.catalog.models import load_model
+from servesim.cost.model import CostModel
+from servesim.cost.roofline import Roofline
 from servesim.engine.config import EngineConfig
 from servesim.engine.engine import Engine
 from servesim.errors import InputError, RunError
@@ -138,12 +142,12 @@ class Fed(Workload):
         return ()
 
 
-def brute_homes(case: Case, count: int) -> list[int]:
+def brute_homes(case: Case, count: int, cost: CostModel) -> list[int]:
     """Step all engines to every arrival and send it to the one with the fewest requests in flight."""
     requests = case.workload().requests
     ended: list[list[float]] = [[] for _ in range(count)]
     feeds = [Fed(requests, ended[number]) for number in range(count)]
-    engines = [Engine(case.config, case.cost(), feed) for feed in feeds]
+    engines = [Engine(case.config, cost, feed) for feed in feeds]
     sent, last_sent, homes = [0] * count, [0] * count, []
     for index, at in enumerate(requests.arrival_s):
         for engine in engines:
@@ -173,11 +177,14 @@ class LeastLoaded(unittest.TestCase):
             if unit_steps:  # events meet at the same instant
                 rows = tuple(replace(row, arrival_s=float(round(row.arrival_s))) for row in rows)
             case = Case(seed=seed, config=config, rows=rows, unit_steps=unit_steps)
-            count = rng.randint(1, 5)
+            cost: CostModel = case.cost()
+            if rng.random() < 0.6:  # the cost model that says how soon a request can be over
+                cost = Roofline(load_model("llama-3.1-8b"), load_hardware("cpu-4vcpu"))
+            kind = Kind(name="one", config=config, cost=cost, count=rng.randint(1, 5))
             with self.subTest(seed=seed):
-                fleet = Fleet(case.workload(), [kind_of(case, count)], router="least-loaded")
+                fleet = Fleet(case.workload(), [kind], router="least-loaded")
                 fleet.advance()
-                self.assertEqual(list(fleet.homes), brute_homes(case, count))
+                self.assertEqual(list(fleet.homes), brute_homes(case, kind.count, cost))
 
 
 class NoHang(unittest.TestCase):

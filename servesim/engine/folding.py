@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from itertools import accumulate, repeat
 from typing import TYPE_CHECKING
@@ -60,13 +61,15 @@ class Folding(Admission):
             lone_s = self._lone_s
             if len(lone_s) <= context + steps:
                 lone_s.extend(map(self.cost.decode, repeat(1), range(len(lone_s), context + steps + 1)))
+            if until < now_s + steps * lone_s[context + 1]:  # no step is shorter than the first
+                steps = min(steps, int((until - now_s) / lone_s[context + 1]) + 2)
             durations_s: Iterable[float] = lone_s[context + 1 : context + steps + 1]
         else:
             contexts = range(context + count, context + count * steps + 1, count)
             durations_s = map(self.cost.decode, repeat(count), contexts)
         ends_s = list(accumulate(durations_s, initial=now_s))
         if ends_s[-1] >= until:
-            steps = next(step for step in range(1, steps + 1) if ends_s[step] >= until)
+            steps = bisect_left(ends_s, until, 1)
         end_s = self.now = ends_s[steps]
         blocks_s, taken, rest = pool.used * (end_s - now_s), 0, count
         needs, first = decoding.needs, tick % block_size

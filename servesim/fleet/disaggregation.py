@@ -63,6 +63,7 @@ class Disaggregation(Fleet):
         self._crossed: dict[int, tuple[Replica, int, int, float, float]] = {}
         super().__init__(workload, prefill, router=router, seed=seed)
         self._reactive = True  # what one engine finishes arrives at another
+        self._foresees = False  # and what it has computed of a prompt may be on its way before
         one = array("q", [1]) * size
         screens = {kind.config: Screen(kind.config, workload.requests, targets=one) for kind in prefill}
         for replica in self.replicas:

@@ -63,6 +63,7 @@ class Fleet:
         self._bound: list[float] = []  # the true ones, by replica
         self._reactive = workload.reactive
         self._sent_blindly = False
+        self._foresees = True  # nothing comes of a request but its end
         self._delay_s: float = getattr(workload, "delay_s", 0.0)  # from a request's send to the router
         self._patience = EVENTS_AT_ONCE + 32 * len(workload.requests)
         self.replicas = self.add_replicas(kinds, self.records, self._hear)
@@ -208,7 +209,12 @@ class Fleet:
         replica.count_on(self._counter)
         self.homes[index] = replica.number
         replica.send(due, index)
-        self.reschedule(replica)
+        soonest = replica.soonest_end(due, index) if self._foresees else None
+        if soonest is None:
+            self.reschedule(replica)
+        elif soonest < self._bound[replica.number]:
+            self._bound[replica.number] = soonest
+            heappush(self._bounds, (soonest, False, replica.number))
 
     def _send_everything(self) -> None:
         """Route an open loop through a router that looks at nothing: no replica can then reach another."""

@@ -8,12 +8,16 @@ from bisect import bisect_right
 from collections.abc import Callable
 
 from servesim.cost.model import CostModel
+from servesim.cost.roofline import Roofline
 from servesim.engine.config import EngineConfig
 from servesim.engine.engine import Engine
 from servesim.engine.screen import Screen
 from servesim.records import Records
 from servesim.workload.requests import Requests
 from servesim.workload.workload import Workload
+
+ROUNDING = 1.0 - 1e-9
+"""What a sum of many steps may come to less than their product."""
 
 Finished = Callable[["Replica", int, float, "str | None"], bool]
 
@@ -58,7 +62,18 @@ class Mailbox(Workload):
 class Replica:
     """One engine of a fleet. `in_flight` counts what it was sent and has not finished, as its client sees it."""
 
-    __slots__ = ("accepts", "engine", "in_flight", "last_sent", "mailbox", "name", "number", "sent", "when_changed")
+    __slots__ = (
+        "_roofline",
+        "accepts",
+        "engine",
+        "in_flight",
+        "last_sent",
+        "mailbox",
+        "name",
+        "number",
+        "sent",
+        "when_changed",
+    )
 
     def __init__(
         self,
@@ -81,6 +96,7 @@ class Replica:
         self.last_sent = 0  # the fleet's count of sent requests when it got its last one
         self.accepts = True
         self.when_changed: Callable[[Replica], None] | None = None  # the router that goes by its load
+        self._roofline = cost if type(cost) is Roofline and _serves_all(config, screen) else None
 
     def count_on(self, counter: int) -> None:
         """Count a request that it is sent; `counter` is the fleet's count of things that happened."""
@@ -101,6 +117,28 @@ class Replica:
         self.mailbox.post(due, index)
         self.engine.door.reset_wake()
 
+    def soonest_end(self, due: float, index: int) -> float | None:
+        """Return a time before which request `index`, sent at `due`, is not over; None where that is not known.
+
+        Its prompt is computed and then a token a step, each over at least the prompt's KV: whatever else the engine
+        has to do only adds to that.
+        """
+        roofline = self._roofline
+        if roofline is None:
+            return None
+        engine = self.engine
+        prompt = engine.workload.requests.prompt_tokens[index]
+        first_s = roofline.seconds(1 if engine.config.prefix_caching else prompt, prompt)
+        more_s = (engine.targets[index] - 1) * roofline.seconds(1, prompt)
+        return due + (first_s + more_s) * ROUNDING
+
     def kv_fraction(self) -> float:
         """Return the part of its blocks that have holders, as of the step that it is in."""
         return self.engine.pool.used / self.engine.pool.num_blocks
+
+
+def _serves_all(config: EngineConfig, screen: Screen) -> bool:
+    """Tell whether every request is served to its end, with a token a step."""
+    is_bounded = config.max_num_queued_reqs is not None or config.max_num_queued_tokens is not None
+    may_fail = is_bounded or config.client_timeout_s is not None or screen.may_refuse
+    return not (may_fail or config.spec_tokens or config.kv_tiers or config.adapters is not None)
