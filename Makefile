@@ -37,6 +37,12 @@ golden: ## rewrite what the README shows and the golden pictures; read the diff
 	$(PYTHON) -m tests.readme_commands
 	$(PYTHON) -m tests.report_runs
 
+dist: ## the wheel and the sdist, the same bytes twice, installed and tried in a clean environment
+	$(PYTHON) -m tests.dist --twice --install $(PYTHON)
+
+fuzz: ## a few minutes of wrong, huge and hostile input (SECONDS=180 SEED=0: how long, and from where)
+	$(PYTHON) -m tests.fuzz --seconds $(or $(SECONDS),180) --seed $(or $(SEED),0)
+
 clean: ## remove what can be made again (keeps .cache)
 	rm -rf build dist *.egg-info .ruff_cache .mypy_cache
 	find servesim tests fixtures -name __pycache__ -type d -prune -exec rm -rf {} +
