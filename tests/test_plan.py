@@ -233,6 +233,15 @@ class Plans(unittest.TestCase):
             part = rows[: len(rows) // (seed + 1)]
             self.assertEqual(plan_body(carried_out(spec, [*part, *part])), expected)
 
+    def test_an_interrupted_plan_tells_what_there_is(self) -> None:
+        spec = spec_of({}, {"max_num_seqs": 64})
+        planner = Planner(spec)
+        planner.add(work(spec.question, planner.missing()[0]))
+        planner.interrupted = True
+        body = plan_body(planner)
+        self.assertEqual((len(body["candidates"]), body["chosen"], body["front"]), (1, None, []))
+        self.assertIn("interrupted: nothing is chosen", plan_text(body, partial=True))
+
     def test_nothing_that_meets_is_an_answer(self) -> None:
         body = plan_body(carried_out(spec_of({"hardware": "l4-24gb"})))
         self.assertIsNone(body["chosen"])

@@ -79,6 +79,7 @@ class Planner:
     def __init__(self, spec: PlanSpec, rows: Sequence[Row] = ()) -> None:
         self.spec = spec
         self.rows: dict[str, Row] = {row["unit"]: row for row in rows}
+        self.interrupted = False  # what there is is told, and nothing chosen
         self._seed = spec.question.workload.seed
 
     def add(self, row: Row) -> None:
@@ -112,14 +113,19 @@ class Planner:
     def edge(self, candidate: Candidate) -> Row:
         return self.rows[Unit(kind=EDGE, candidate=candidate, seed=self._seed).id]
 
+    def searched(self) -> list[Candidate]:
+        """Return the candidates whose first search is there: all but those of an interrupted plan."""
+        units = self.spec.units_of_edges()
+        return [unit.candidate for unit in units if unit.id in self.rows]
+
     def possible(self) -> list[Candidate]:
         """Return the candidates that sustain some rate, the cheapest first by their first search."""
-        found = [each for each in self.spec.candidates if self.edge(each)["rate"]]
+        found = [each for each in self.searched() if self.edge(each)["rate"]]
         return sorted(found, key=lambda each: (self.cost(each, self.edge(each)["rate"]), each.devices))
 
     def finalists(self) -> list[Candidate]:
         ranked = self._distinct(self.possible())
-        if not ranked:
+        if self.interrupted or not ranked:
             return []
         worst_best = self.cost(ranked[0], self.edge(ranked[0])["rate"])
         chosen = ranked[:CHEAPEST] + [each for each in ranked if self._least_cost(each) < worst_best]

@@ -12,7 +12,7 @@ from servesim.engine.server import Server, build_server
 
 
 def plan_body(planner: Planner) -> dict[str, Any]:
-    """Return the body of the document of a plan of which every row is there."""
+    """Return the body of the document of a plan of which every row is there, or which was interrupted."""
     spec = planner.spec
     finalists, front, chosen = planner.finalists(), planner.front(), planner.chosen()
     workload = spec.question.workload
@@ -31,7 +31,7 @@ def plan_body(planner: Planner) -> dict[str, Any]:
         "cost_unit": _cost_unit(planner),
         "search_seeds": spec.search_seeds(),
         "fresh_seeds": spec.unused_seeds(),
-        "candidates": [_candidate(planner, each, finalists) for each in spec.candidates],
+        "candidates": [_candidate(planner, each, finalists) for each in planner.searched()],
         "front": [_offer(planner, offer) for offer in front],
         "chosen": None if chosen is None else _chosen(planner, chosen),
         "next": [] if chosen is None else _next_steps(planner, chosen, front),

@@ -256,9 +256,13 @@ def _plan(spec: PlanSpec, planner: Planner, values: dict[str, Any], console: Con
         while units := planner.missing():
             if not _do(spec, units, planner.add, values, console):
                 console.warn("interrupted before the plan was complete")
-                return 1
-        body = plan_body(planner)
-        write(to_json(document("plan", _config(values, spec), body)) if values.get("json") else plan_text(body))
+                planner.interrupted = True
+                break
+        body, partial = plan_body(planner), planner.interrupted
+        if values.get("json"):
+            write(to_json(document("plan", _config(values, spec), body, partial=partial)))
+        else:
+            write(plan_text(body, partial=partial))
     return int(body["chosen"] is None)
 
 

@@ -30,8 +30,8 @@ _NOT_COLUMNS = {"key", "devices", "replicas", "rate", "cost", "at"}
 WIDTH = 13
 
 
-def plan_text(body: Json) -> str:
-    """Return the text of a plan; it ends with a newline."""
+def plan_text(body: Json, *, partial: bool = False) -> str:
+    """Return the text of a plan, `partial` where it was interrupted; it ends with a newline."""
     lines = [_line("objective", "   ".join(f"{slo['name']} <= {format_ms(slo['limit_ms'])}" for slo in body["slo"]))]
     if body["rate"] is not None:
         lines.append(_line("to serve", f"{body['rate']:g} requests/s"))
@@ -41,7 +41,8 @@ def plan_text(body: Json) -> str:
     lines += [_line("searched", f"{len(body['candidates'])} candidates in {body['runs']:,} runs   {seeds}"), ""]
     lines += _candidate_lines(body)
     if body["chosen"] is None:
-        return "\n".join([*lines, "", "nothing meets the objectives"]) + "\n"
+        end = "interrupted: nothing is chosen" if partial else "nothing meets the objectives"
+        return "\n".join([*lines, "", end]) + "\n"
     lines += ["", f"front: cost ({body['cost_unit']}) against latency"]
     lines += _front_lines(body)
     lines += ["", *_chosen_lines(body)]
