@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
@@ -142,6 +143,26 @@ class Connections(unittest.TestCase):
         self.assertEqual(fields["access-control-allow-headers"], "authorization")
         fields = self.server.ask("GET", "/version", headers={"Origin": "http://a"})[1]
         self.assertEqual((fields["access-control-allow-origin"], fields["vary"]), ("*", "Origin"))
+
+    def test_nothing_is_left_for_the_garbage_collector(self) -> None:
+        self.server.post(TEXT, {"prompt": "a", "max_tokens": 1})
+        gc.collect()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            for number in range(20):
+                self.server.post(TEXT, {"prompt": "a", "max_tokens": 3, "n": 2})
+                self.server.ask("POST", CHAT, {"messages": [{"role": "user", "content": "a"}], "stream": True})
+                self.server.ask("POST", CHAT, b"{")
+                with self.server.open() as sock:
+                    sock.sendall(raw(TEXT, LONG) if number % 2 else b"nonsense nonsense\r\n\r\n")
+                    sock.recv(100)
+            eventually(self, lambda: len(self.server.app.answers), 0)
+            gc.collect()
+            ours = [type(left).__name__ for left in gc.garbage if type(left).__module__.startswith("servesim")]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+        self.assertEqual(ours, [])
 
 
 class Bounds(unittest.TestCase):

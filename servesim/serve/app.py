@@ -31,7 +31,7 @@ from servesim.serve.errors import (
     wrong_method,
 )
 from servesim.serve.faults import Faults
-from servesim.serve.generation import Generation
+from servesim.serve.generation import NOBODY, Generation
 from servesim.serve.http import HttpError, HttpRequest
 from servesim.serve.metrics import DialectMetrics, Metrics
 from servesim.serve.prefixes import Prefixes
@@ -360,7 +360,7 @@ class ServeApp:
 
     def answer_over(self, answer: Answer) -> None:
         """Let the connection of a finished answer go on; its client may ask again at once."""
-        del self.answers[answer]
+        self._forget(answer)
         if answer.connection.keep_alive and not self.draining:
             self.clock.awaited.add(answer.connection)
         self._over(answer.connection)
@@ -386,11 +386,16 @@ class ServeApp:
     def _client_gone(self, answer: Answer) -> None:
         """Free what a client that left was given, before the next step is decided."""
         answer.closed = True
-        self.answers.pop(answer, None)
         now = time.monotonic()
         for generation in answer.generations:
             self._tails.pop(generation, None)
             self.clock.cancel(generation, now)
+        self._forget(answer)
+
+    def _forget(self, answer: Answer) -> None:
+        self.answers.pop(answer, None)
+        for generation in answer.generations:
+            generation.reader = NOBODY  # no circle is left for the garbage collector
 
     # Now and then
 

@@ -1,8 +1,9 @@
 """One client's connection: requests are read from it, one answer at a time is written to it, and nothing ever blocks.
 
-What it holds is bounded: a request by its reader, pipelined requests by a few kilobytes behind which it stops reading,
-an answer that nobody takes by `MAX_UNSENT_BYTES` and `WRITE_TIMEOUT_S`. Its owner, the loop, asks `deadline_s` now and
-then and says when the socket is ready.
+What it holds is bounded: a request by its reader, requests that come before their turn by `MAX_PIPELINED_BYTES` (who
+sends more is not waiting for an answer; to stop reading would be to miss that a client is gone), an answer that nobody
+takes by `MAX_UNSENT_BYTES` and `WRITE_TIMEOUT_S`. Its owner, the loop, asks `deadline_s` now and then and says when the
+socket is ready.
 """
 
 from __future__ import annotations
@@ -81,11 +82,6 @@ class Connection:
         return bool(self._out)
 
     @property
-    def wants_read(self) -> bool:
-        """Whether to look for bytes: always, but behind a full pipe of requests that wait their turn."""
-        return self.state is not State.ANSWERING or self.reader.held_bytes < MAX_PIPELINED_BYTES
-
-    @property
     def idle(self) -> bool:
         """Whether it could be closed without anybody missing anything."""
         return self.state is State.READING and not self.reader.begun and not self._out
@@ -113,7 +109,7 @@ class Connection:
     # Reading
 
     def read(self, buffer: memoryview, now: float) -> bool:
-        """Take what the socket has, up to a buffer's worth. Returns False if the client is gone."""
+        """Take what the socket has, up to a buffer's worth. Returns False if the client is gone, or too eager."""
         try:
             count = self.sock.recv_into(buffer)
         except (BlockingIOError, InterruptedError):
@@ -128,7 +124,7 @@ class Connection:
         if self.state is State.READING and not self.reader.begun:
             self.begun_s = now
         self.reader.feed(bytes(buffer[:count]))
-        return True
+        return self.state is not State.ANSWERING or self.reader.held_bytes <= MAX_PIPELINED_BYTES
 
     def take_request(self) -> HttpRequest | None:
         """Return the next request and be its answer's connection. Raises HttpError."""

@@ -238,19 +238,11 @@ class Loop:
         self.watch(connection)
 
     def watch(self, connection: Connection) -> None:
-        """Look for what the connection wants to be looked for."""
+        """Look for bytes, and for room where there is something to be sent."""
         if connection.state is State.CLOSED:
             return
-        wanted = selectors.EVENT_READ if connection.wants_read else 0
-        if connection.wants_write:
-            wanted |= selectors.EVENT_WRITE
-        registered = self._selector.get_map().get(connection.sock)
-        if registered is None:
-            if wanted:
-                self._selector.register(connection.sock, wanted, connection)
-        elif not wanted:
-            self._selector.unregister(connection.sock)
-        elif registered.events != wanted:
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.wants_write else 0)
+        if self._selector.get_key(connection.sock).events != wanted:
             self._selector.modify(connection.sock, wanted, connection)
 
     def close(self, connection: Connection) -> None:
@@ -259,8 +251,7 @@ class Loop:
             return
         connection.state = State.CLOSED
         del self._connections[connection]
-        if connection.sock in self._selector.get_map():
-            self._selector.unregister(connection.sock)
+        self._selector.unregister(connection.sock)
         connection.sock.close()
         gone, connection.on_gone = connection.on_gone, None
         self._clock.awaited.discard(connection)

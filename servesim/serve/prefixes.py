@@ -18,7 +18,7 @@ from hashlib import blake2b
 from servesim.workload.content import Streams
 from servesim.workload.requests import OPEN_END, Content
 
-FEW_NODES = 1 << 16
+FEW_NODES = 1 << 15
 _DEPTH_BITS = 24
 
 

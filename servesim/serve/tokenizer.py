@@ -30,7 +30,7 @@ _MARK_TEXTS = {BEGIN: "<|begin|>", END: "<|end|>", _OTHER_ROLE: "<|role|>"} | {
 }
 MAX_TOKEN_CHARACTERS = 9
 _TOKEN = re.compile(r" ?\w{1,8}|\s|[^\w\s]")
-_MAX_KNOWN = 1 << 16
+_MAX_KNOWN = 1 << 14
 
 
 class _Numbers(dict[str, int]):
