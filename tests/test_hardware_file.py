@@ -12,6 +12,8 @@ from typing import Any
 
 from servesim.catalog.hardware import HARDWARE, load_hardware
 from servesim.catalog.hardware_file import SCHEMA, device_document
+from servesim.engine.server import build_server
+from servesim.engine.spec import ServerSpec
 from servesim.errors import InputError
 from tests.command import servesim
 
@@ -95,6 +97,13 @@ class Files(unittest.TestCase):
         self.assertIn("3 ms overhead", servesim("capacity", "--hardware", path).out)
         self.assertEqual(servesim("simulate", "--hardware", path, "--requests", "2").code, 0)
         self.assertIn("my-l4\n  memory", servesim("hardware", path).out)
+
+    def test_a_fitted_device_brings_the_cost_model_that_was_fitted(self) -> None:
+        path = self.write({"base": "l4-24gb", "detailed": {"mbu": 0.7}, "fitted_for": "detailed"})
+        for options, expected in ({}, "detailed"), ({"cost_model": "roofline"}, "roofline"):
+            self.assertEqual(build_server(ServerSpec(hardware=path, **options)).spec.cost_model, expected)
+        with self.assertRaisesRegex(InputError, "unknown cost model 'roof'"):
+            build_server(ServerSpec(hardware=self.write({"base": "l4-24gb", "fitted_for": "roof"})))
 
     def test_a_listed_device_is_a_file_of_it(self) -> None:
         listed = json.loads(servesim("hardware", "rtx-4090-24gb", "--json").out)["devices"][0]

@@ -142,7 +142,7 @@ class Calibration:
             changed |= {name: _rounded(getattr(self.hardware, name)) for name in ROOFLINE_BOUNDS}
         else:
             changed["detailed"] = {name: _rounded(value) for name, value in (self.hardware.detailed or {}).items()}
-        return {**changed, "fitted": self.hardware.fitted}
+        return {**changed, "fitted_for": self.cost_model, "fitted": self.hardware.fitted}
 
     def _sensitivity(self, parameter: Parameter) -> float:
         """Return by how much the points move, on average and relative, for 10 % more of a parameter."""
@@ -220,7 +220,7 @@ def calibrate(
     told = _sentence(calibration, len(measurements))
     return replace(
         calibration,
-        hardware=replace(hardware, fitted=told),
+        hardware=replace(hardware, fitted=told, fitted_for=cost_model),
         warnings=tuple(_warnings(calibration, untold)),
     )
 

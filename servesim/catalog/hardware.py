@@ -42,6 +42,7 @@ class Hardware:
     date: str
     detailed: Mapping[str, float] | None = None  # parameters of the cost model `detailed`, where they are not its own
     fitted: str = ""  # how efficiency figures were fitted, and how well; empty: they are the defaults
+    fitted_for: str = ""  # the cost model that they were fitted for, which a server then takes by itself
     note: str = ""
 
     def __post_init__(self) -> None:

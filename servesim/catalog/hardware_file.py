@@ -7,6 +7,7 @@
       "mfu": 0.61, "mbu": 0.87, "overhead_ms": 1.9,                the roofline's figures
       "detailed": {"mfu": 0.9, "mixed_kv": 1.7},                   parameters of `--cost-model detailed`
       "fitted": "from 2 runs: error 0.6 %",     how the figures came about, in a sentence
+      "fitted_for": "detailed",                 the cost model to use where nobody names one
       "provenance": {...}                       anything: runs, residuals, versions; kept, not read
     }
 
@@ -31,7 +32,7 @@ from servesim.units import suggest
 SCHEMA = "servesim.device/1"
 MAX_BYTES = 16 * 2**20
 
-_TEXTS = ("name", "kind", "source", "date", "fitted", "note", "power_source")
+_TEXTS = ("name", "kind", "source", "date", "fitted", "fitted_for", "note", "power_source")
 _EFFICIENCY = ("mfu", "mbu", "overhead_ms")
 _MAY_BE_NULL = ("fp8_tflops", "bus_gb_s", "detailed", "peak_w", "idle_w")  # null: the device has none
 _FIELDS = tuple(field.name for field in fields(Hardware))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from servesim.analysis.calibrate import FITTABLE, Calibration, calibrate
@@ -47,7 +48,7 @@ FIT = Group(
 
 def build_parser() -> Parser:
     server = tuple(
-        Group(group.title, tuple(option for option in group.options if option.key not in _FITTED))
+        Group(group.title, tuple(_of_file(option) for option in group.options if option.key not in _FITTED))
         for group in SERVER_GROUPS
     )
     parser = Parser(
@@ -59,6 +60,11 @@ def build_parser() -> Parser:
     parser.usage = "servesim calibrate FILE... [options]"
     parser.add_argument("files", nargs="*", metavar="FILE", help="a saved run, a report, an engine's log or a table")
     return parser
+
+
+def _of_file(option: Option) -> Option:
+    """Return the option with what it is where it is not given: most files say what they measured."""
+    return replace(option, default="as the file says") if option.key in ("model", "hardware") else option
 
 
 def run(argv: Sequence[str]) -> int:

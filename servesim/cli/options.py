@@ -31,7 +31,9 @@ DEVICE = Group(
         ),
         _server("--hardware", "a preset (servesim hardware) or a device's JSON file", "NAME", "h100-sxm-80gb"),
         _server("--quantization", "of the weights: fp8, awq, q4_k_m, ... (servesim models --formats)", "NAME"),
-        _server("--tensor-parallel-size", "devices that share the model; communication is left out", default="1"),
+        _server(
+            "--tensor-parallel-size", "devices that share the model; the roofline leaves communication out", default="1"
+        ),
         _server("--pipeline-parallel-size", "stages that share the layers", default="1"),
         _server("--data-parallel-size", "ranks with a cache each; experts are shared over all", default="1"),
         Option("--enable-expert-parallel", "expert_parallel", "each device has whole experts, not a part of each"),
@@ -61,7 +63,12 @@ COST = Group(
             "of the hardware preset, mostly 1ms",
             key="step_overhead_s",
         ),
-        _server("--cost-model", "how a step's time is computed", "NAME", "roofline"),
+        _server(
+            "--cost-model",
+            "how a step's time is computed",
+            "NAME",
+            "roofline; of a device that calibrate fitted, the model it fitted",
+        ),
     ),
 )
 

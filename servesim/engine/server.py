@@ -27,6 +27,7 @@ MAX_NUM_SEQS = 256
 MAX_NUM_BATCHED_TOKENS = 8192
 BLOCK_SIZE = 16
 GPU_MEMORY_UTILIZATION = 0.90
+COST_MODEL = "roofline"
 
 DECIDED = (
     "gpu_memory_utilization",
@@ -41,6 +42,7 @@ DECIDED = (
     "mfu",
     "mbu",
     "step_overhead_s",
+    "cost_model",
 )
 """Fields whose value, where it is not given, follows from others: the device, the model, vLLM's own defaults."""
 
@@ -63,7 +65,7 @@ class Server:
         tensor_parallel = self.spec.tensor_parallel_size
         # Where a token's KV depends on how many there are (sliding windows), the plan's figure stands for all.
         kv = None if self.model.kv_is_linear else self.plan.whole_kv_bytes_per_token
-        cost = COST_MODELS[self.spec.cost_model](
+        cost = COST_MODELS[self.spec.cost_model or COST_MODEL](
             self.model, self.hardware, tensor_parallel, kv_bytes_per_token=kv, **self._spread()
         )
         if getattr(cost, "can_beat_floor", True):
@@ -90,9 +92,11 @@ def build_server(asked: ServerSpec, *, tokens_per_request: int | None = None) ->
 
     Raises `InputError` for limits that contradict each other and `CapacityError` where memory does not suffice.
     """
-    if asked.cost_model not in COST_MODELS:
-        raise suggest("cost model", asked.cost_model, COST_MODELS)
-    model, hardware = _model(asked), _device(asked)
+    hardware = _device(asked)
+    cost_model = asked.cost_model or hardware.fitted_for or COST_MODEL
+    if cost_model not in COST_MODELS:
+        raise suggest("cost model", cost_model, COST_MODELS)
+    asked, model = replace(asked, cost_model=cost_model), _model(asked)
     spec = replace(_with_defaults(asked, hardware), kv_cache_dtype=model.kv_dtype)
     spec, notes = _with_limits(spec, asked, hardware)
     adapter = _adapter_bytes(spec, model)

@@ -194,7 +194,7 @@ class ServerSpec:
     adapter_rank: int = 16
     adapter_load: str = "25GB/s"
     like_vllm: bool = False
-    cost_model: str = "roofline"
+    cost_model: str | None = None
     mfu: float | None = None
     mbu: float | None = None
     step_overhead_s: float | None = None

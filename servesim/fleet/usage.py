@@ -132,7 +132,7 @@ def _energy(worked: Sequence[Worked], tokens: int, completed: int) -> dict[str, 
     }
 
 
-def _host_s(cost_model: str, hardware: Hardware) -> float:
+def _host_s(cost_model: str | None, hardware: Hardware) -> float:
     """Return the seconds of a step in which its device waits for the host."""
     if cost_model == "detailed":
         return DetailedParameters.of(hardware).overhead_ms / 1e3

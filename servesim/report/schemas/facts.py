@@ -60,6 +60,7 @@ DEVICE_FIELDS = {
     "date": "text",
     "detailed": Maybe(Many("number: a parameter of --cost-model detailed")),
     "fitted": "text: how the figures came about",
+    "fitted_for": "text: the cost model that they were fitted for",
     "note": "text",
 }
 
