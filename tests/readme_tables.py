@@ -117,6 +117,16 @@ def with_tables(text: str) -> str:
     return text
 
 
+def put_table(name: str, body: str) -> None:
+    """Put one table where the README has its marker; raise SystemExit where it has none."""
+    text = README.read_text(encoding="utf-8")
+    marked = re.compile(rf"(<!-- table: {name} -->\n)(?:\|[^\n]*\n)*(<!-- end -->)")
+    text, found = marked.subn(lambda match: f"{match[1]}{body}\n{match[2]}", text)
+    if found != 1:
+        raise SystemExit(f"README.md has {found} tables marked {name}, must have one")
+    README.write_text(text, encoding="utf-8")
+
+
 if __name__ == "__main__":
     README.write_text(with_tables(README.read_text(encoding="utf-8")), encoding="utf-8")
     sys.exit(0)
