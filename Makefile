@@ -3,10 +3,10 @@ PYTHON ?= python3
 TOOLS := .cache/tools
 PINS := $(shell sed -n 's/^dev = \[\(.*\)\]/\1/p' pyproject.toml | tr -d '",')
 
-.PHONY: help check lint type test smoke bench golden outputs validate e2e dist fuzz clean
+.PHONY: help check lint type test smoke real-server bench golden outputs validate e2e dist fuzz clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z0-9]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
 
 check: lint type test ## lint, types and tests
 
@@ -27,6 +27,12 @@ test: ## the tests, over all cores
 
 smoke: ## loadgen against a real llama.cpp server (the first time it is built: ten minutes)
 	$(PYTHON) -m tests.smoke $(if $(THREADS),--threads $(THREADS))
+
+real-server: ## calibrate on a real llama.cpp server, predict what was not fitted (a quiet machine; THREADS=1, WRITE=1)
+	$(PYTHON) -m tests.real_server $(if $(THREADS),--threads $(THREADS)) $(if $(WRITE),--write)
+
+validate: ## rerun the evidence for the cost models into the README's tables (SERVESIM_DATA=FOLDER; ten minutes)
+	$(PYTHON) -m tests.readme_evidence
 
 bench: ## speed of the simulator, truth and cost of the load generator, beside their targets (QUICK=1: a minute)
 	$(PYTHON) -m tests.bench $(if $(QUICK),--quick)

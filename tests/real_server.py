@@ -2,8 +2,8 @@
 
 loadgen saves runs at concurrency 1 and 4 and of a long prompt, `calibrate` fits a device to them, `simulate` predicts
 what was not fitted: concurrency 8, a scan of prompt lengths and one of output lengths. Each figure is held against its
-bound: throughput within 10 % (25 % must never be missed), TTFT p50 and TPOT p50 within 15 %. Every step is a command, as
-a user would type it. It measures this machine, so it wants a quiet one. `--write` puts commands and table into the
+bound: throughput within 10 % (25 % must never be missed), TTFT p50 and TPOT p50 within 15 %. Every step is a command
+that a user would type. It measures this machine, so it wants a quiet one. `--write` puts commands and table into the
 README; exit 1 if a bound is missed.
 """
 
