@@ -11,9 +11,12 @@ from servesim.catalog.hardware import HARDWARE
 from servesim.catalog.models import MODELS
 from servesim.catalog.servers import SERVERS
 from servesim.client.flavour import API_FLAVOURS
+from servesim.cost.detailed import TERMS
+from servesim.cost.parameters import EVIDENCE, DetailedParameters
 from servesim.fleet.autoscale import FIGURES
 from servesim.fleet.link import OVERLAPS, SCOPES
 from servesim.fleet.router import ROUTERS
+from servesim.report.calibration import ABOUT
 from servesim.report.renderers import RENDERERS
 from servesim.units import format_bytes, format_si
 from servesim.workload.arrivals import ARRIVALS
@@ -51,6 +54,14 @@ def tables() -> dict[str, str]:
                     *(format_bytes(m.kv_bytes_per_token(context=4096)), f"{m.source} ({m.date})"),
                 )
                 for m in MODELS.values()
+            ],
+        ),
+        "terms": table("| term | what it is |", [(f"`{name}`", about) for name, about in TERMS.items()]),
+        "parameters": table(
+            "| parameter | default | what it is | where that comes from |",
+            [
+                (f"`{name}`", f"{value:g}", ABOUT[name], EVIDENCE[name])
+                for name, value in DetailedParameters().as_dict().items()
             ],
         ),
         "lengths": table(
@@ -95,23 +106,28 @@ def tables() -> dict[str, str]:
         "knobs": table(
             "| servesim | " + " | ".join(SERVERS) + " |",
             [
-                (f"`{knob}`", *(_code(server.knobs.get(knob)) for server in SERVERS.values()))
+                (f"`{knob}`", *(coded(server.knobs.get(knob)) for server in SERVERS.values()))
                 for knob in dict.fromkeys(knob for server in SERVERS.values() for knob in server.knobs)
             ],
         ),
     }
 
 
-def _code(knob: str | None) -> str:
+def coded(knob: str | None) -> str:
     """Return a server's knob as code, a sentence that names flags as it is."""
     return "-" if knob is None else re.sub(r"--[a-z-]+", r"`\g<0>`", knob)
+
+
+def filled(text: str, name: str, body: str) -> tuple[str, int]:
+    """Return `text` with the table `body` at every place marked `name`, and how many places there are."""
+    marked = re.compile(rf"(<!-- table: {name} -->\n)(?:\|[^\n]*\n)*(<!-- end -->)")
+    return marked.subn(lambda match: f"{match[1]}{body}\n{match[2]}", text)
 
 
 def with_tables(text: str) -> str:
     """Return the README `text` with every marked table as the registries have it."""
     for name, body in tables().items():
-        marked = re.compile(rf"(<!-- table: {name} -->\n)(?:\|[^\n]*\n)*(<!-- end -->)")
-        text, found = marked.subn(lambda match, body=body: f"{match[1]}{body}\n{match[2]}", text)
+        text, found = filled(text, name, body)
         if found != 1:
             raise SystemExit(f"README.md has {found} tables marked {name}, must have one")
     return text

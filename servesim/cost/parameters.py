@@ -34,32 +34,49 @@ BOUNDS: dict[str, tuple[float, float]] = {
 }
 """What each parameter may be. An efficiency above 1 is possible, as a fit may ask for it, and is warned of."""
 
+EVIDENCE: dict[str, str] = {
+    "mfu": "GEMM tables: 0.86 (RTX PRO 6000), 0.96 (4090); less once all is counted, as both vLLM runs say",
+    "mbu": "GEMM tables: 0.80 (RTX PRO 6000), 0.90 (4090); 0.82 for the experts of a mixture",
+    "overhead_ms": "1.3-2.0 fitted for vLLM 0.19 on desktop processors",
+    "kv_mbu": "attention tables: 0.78 (RTX PRO 6000), 0.87 (4090)",
+    "attention_mfu": "long chunks: 0.43-0.58 (RTX PRO 6000), 0.62-0.84 (4090)",
+    "mixed_kv": "27,408 profiled steps: 1.5-1.8 (RTX PRO 6000), 1.9-2.7 (4090)",
+    "decode_work": "1 on GPUs; 2.3 seen on two cores under llama.cpp",
+    "softness": "40,000 GEMMs: 1.5-2.5 fit equally well, a hard corner twice as badly",
+    "traffic_vectors": "token-wise kernels: 106 us a layer at 2,048 tokens (RTX PRO 6000)",
+    "layer_us": "attention launches of both cards",
+    "eager_layer_us": "330-490 in a joint fit of both vLLM runs; aiconfigurator has 800",
+    "sequence_us": "14-27 in that fit; BLIS has 4.4, and 46 a streamed token",
+    "request_ms": "a guess that both vLLM runs bear",
+    "ingest_ms": "a guess for one machine; BLIS has 15.6 on an H100 at low load",
+    "allreduce_us": "10-20: LLMServingSim, aiconfigurator",
+    "bus_share": "three quarters of NVLink's peak: BLIS, aiconfigurator",
+    "graph_limit": "vLLM's largest captured batch",
+}
+"""Where the default of each parameter comes from: kernel tables and logs of LLMServingSim 2.0, peers' figures, fits."""
+
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class DetailedParameters:
-    """The numbers of the model that no datasheet has, each with the evidence for its default."""
+    """The numbers of the model that no datasheet has; `EVIDENCE` is where each default comes from."""
 
-    mfu: float = 0.75  # GEMMs, prompts: 0.86 (RTX PRO 6000) and 0.96 (4090) in kernel tables; less once all is counted
-    mbu: float = 0.82  # weight reads: 0.80 (RTX PRO 6000), 0.90 (4090), 0.82 (experts of a mixture)
-    overhead_ms: float = 1.5  # host, each step: 1.3-2.0 fitted for vLLM 0.19 on desktop processors
-    kv_mbu: float = 0.80  # KV reads in decode: 0.78 (RTX PRO 6000), 0.87 (4090)
-    attention_mfu: float = 0.55  # prompt attention of long chunks: 0.43-0.58 (RTX PRO 6000), 0.62-0.84 (4090)
-    mixed_kv: float = 1.9  # KV reads beside a prompt: 1.5-1.8 (RTX PRO 6000), 1.9-2.7 (4090), 27,408 points
-    decode_work: float = 1.0  # compute of a decoding token over that of a prompt's; 2.3 on CPUs under llama.cpp
-    softness: float = 2.0  # p of the soft maximum; 1.5-2.5 fit equally well
-    traffic_vectors: float = 9.0  # vectors of `hidden` that a token moves per layer beside the matrices
-    layer_us: float = 12.0  # fixed device time of a layer's small kernels
-    eager_layer_us: float = (
-        300.0  # more of it where a prompt is: 330-490 in a joint fit of both vLLM runs; aiconfigurator: 800
-    )
-    sequence_us: float = (
-        25.0  # host and sampler per scheduled request: 14-27 in that fit; BLIS: 4.4, and 46 a streamed token
-    )
-    request_ms: float = 0.5  # host time of a request's first step
-    ingest_ms: float = 4.0  # from send to queue; BLIS has 15.6 on an H100's low-load points
-    allreduce_us: float = 12.0  # latency of one all-reduce: 10-20
-    bus_share: float = 0.75  # of `bus_gb_s`
-    graph_limit: float = 512.0  # largest batch with a CUDA graph; 0: none are used
+    mfu: float = 0.75
+    mbu: float = 0.82
+    overhead_ms: float = 1.5
+    kv_mbu: float = 0.80
+    attention_mfu: float = 0.55
+    mixed_kv: float = 1.9
+    decode_work: float = 1.0
+    softness: float = 2.0
+    traffic_vectors: float = 9.0
+    layer_us: float = 12.0
+    eager_layer_us: float = 300.0
+    sequence_us: float = 25.0
+    request_ms: float = 0.5
+    ingest_ms: float = 4.0
+    allreduce_us: float = 12.0
+    bus_share: float = 0.75
+    graph_limit: float = 512.0
 
     def __post_init__(self) -> None:
         for name, (low, high) in BOUNDS.items():
