@@ -138,6 +138,19 @@ class Laws(Curve):
             paid.append(run.scaling["replica_seconds"])
         self.assertEqual(paid, sorted(paid, reverse=True))
 
+    def test_a_target_of_next_to_nothing_asks_for_every_replica(self) -> None:
+        for on in TARGETS:
+            scaling = Scaling(minimum=1, maximum=3, on=on, target=1e-308, every_s=0.0)
+            scaled = self.scaled(scaling)[1].scaling
+            assert scaled is not None
+            self.assertEqual(scaled["peak"], 3, on)
+
+    def test_nothing_is_decided_when_all_is_over(self) -> None:
+        scaling = Scaling(minimum=1, maximum=3, on="ttft_p95", target=1e-9, every_s=15.0)
+        fleet, run = self.scaled(scaling, rate_schedule=None, rate=5.0, requests=20)
+        assert run.scaling is not None
+        self.assertEqual((len(fleet.lives), run.scaling["replica_seconds"]), (1, run.scaling["end_s"]))
+
     def test_the_same_seed_gives_the_same_lives(self) -> None:
         scaling = Scaling(minimum=1, maximum=6, target=15.0, cold_start_s=4.0, cool_down_s=5.0)
         first, second = (self.scaled(scaling)[1].scaling for _ in range(2))
@@ -156,6 +169,8 @@ class Options(Curve):
             {"autoscale": "1:4", "disagg": "1:1"},
             {"cold_start_s": "5s"},
             {"scale_target": 4},
+            {"autoscale": "1:4", "scale_every_s": "1us"},
+            {"autoscale": "1:4", "cold_start_s": 1e300},
             {"price": "2.5"},
         ):
             with self.subTest(**options), self.assertRaises(InputError):
@@ -177,6 +192,14 @@ class Options(Curve):
         path.write_text(first.out, encoding="utf-8")
         again = servesim("simulate", "--config", str(path), "--json")
         self.assertEqual(json.loads(first.out), json.loads(again.out))
+
+    def test_a_time_of_0_is_told_and_runs_again(self) -> None:
+        flags = ["--autoscale", "1:4", "--cold-start", "0", "--cool-down", "0s", "--scale-every", "0", "--quiet"]
+        first = servesim("simulate", "--rate-schedule", self.path, *flags, "--json")
+        self.assertIn("cold start 0 s", servesim("simulate", "--rate-schedule", self.path, *flags).out)
+        path = Path(self.folder.name) / "zero.json"
+        path.write_text(first.out, encoding="utf-8")
+        self.assertEqual(servesim("simulate", "--config", str(path), "--json", "--quiet").out, first.out)
 
     def test_a_sweep_over_targets_holds_objectives_against_cost(self) -> None:
         said = servesim(

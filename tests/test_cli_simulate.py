@@ -142,7 +142,7 @@ class Saved(unittest.TestCase):
 class BadInput(unittest.TestCase):
     """Every flag with a value, given nonsense: one line, exit 2, nothing on stdout."""
 
-    NONSENSE = ("", " ", "nan", "inf", "-1", "x", "1e999", "0x10", "9" * 400, "1,2,", "٣", "\x1b[2J", "1_000")
+    NONSENSE = ("", " ", "--", "nan", "inf", "-1", "x", "1e999", "0x10", "9" * 400, "1,2,", "٣", "\x1b[2J", "1_000")
     FREE_TEXT = frozenset({"output", "save"})  # any text is a file name
 
     def test_every_flag_refuses_nonsense_in_one_line(self) -> None:

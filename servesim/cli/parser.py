@@ -115,7 +115,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         _, unknown, rest = message.partition("unrecognized arguments: ")
         if unknown:
-            word = rest.split()[0].partition("=")[0]
+            word = (rest.split() or [""])[0].partition("=")[0]
             if not word.startswith("-"):
                 raise InputError(
                     f"unexpected argument {word!r}; every value follows its option, see {self.prog} --help"
@@ -128,7 +128,11 @@ class Parser(argparse.ArgumentParser):
         if "-h" in argv or "--help" in argv:
             print(self.format_help(), end="")
             return None
-        return vars(self.parse_args(argv))
+        given = vars(self.parse_args(argv))
+        for key, value in given.items():
+            if value == [] or (isinstance(value, list) and [] in value):  # argparse takes `--flag=--` for no value
+                raise InputError(f"{self.options[key].flag} is '--', which is no value")
+        return given
 
     @property
     def options(self) -> dict[str, Option]:

@@ -20,6 +20,8 @@ from servesim.units import parse_bandwidth, parse_count, parse_duration, parse_f
 
 Check = Callable[[Any, str], Any]
 
+MAX_DAYS = 3660  # of any time that is asked for; more than that is a slip of a unit
+
 
 def count(minimum: int = 1, maximum: int = 2**53) -> Check:
     """Return a check for a whole number."""
@@ -35,9 +37,12 @@ def seconds(*, positive: bool = False) -> Check:
     """Return a check for a time: text with its unit, or a number of seconds from a document or a program."""
 
     def check(value: Any, name: str) -> float:
-        if isinstance(value, str):
-            return parse_duration(value, name, positive=positive)
-        return parse_finite(value, name, above=0.0 if positive else None, minimum=0.0)
+        if not isinstance(value, str):
+            return parse_finite(value, name, above=0.0 if positive else None, minimum=0.0, maximum=MAX_DAYS * 86400.0)
+        given_s = parse_duration(value, name, positive=positive)
+        if given_s > MAX_DAYS * 86400.0:
+            raise InputError(f"{name} is {shown(value)}, must be at most {MAX_DAYS}d")
+        return given_s
 
     return check
 

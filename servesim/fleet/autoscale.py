@@ -63,6 +63,10 @@ class Life:
     drained_s: float | None = None  # got nothing more from here on
     ended_s: float | None = None
 
+    def paid_s(self, end_s: float) -> float:
+        """Return the seconds from its launch to its end, or that of the run; none if the run ended before it."""
+        return max(0.0, (end_s if self.ended_s is None else self.ended_s) - self.launched_s)
+
 
 class ScaledFleet(Fleet):
     """A fleet of one kind of replica that grows and shrinks; `lives` says when each was there."""
@@ -91,16 +95,16 @@ class ScaledFleet(Fleet):
     # Decisions
 
     def _control(self, now: float) -> None:
-        self._decide(now)
         if self.workload.next_due() < math.inf or any(replica.in_flight for replica in self.replicas):
+            self._decide(now)
             self.at(now + self.scaling.every_s, self._control, now + self.scaling.every_s)
 
     def _decide(self, now: float) -> None:
         scaling = self.scaling
         live = len(self.ready) + len(self._starting)
         ratio = FIGURES[scaling.on].value(self, now) / scaling.target
-        wanted = live if abs(ratio - 1.0) <= scaling.tolerance else math.ceil(live * ratio - 1e-9)
-        wanted = min(max(wanted, scaling.minimum), scaling.maximum)
+        wanted = live if abs(ratio - 1.0) <= scaling.tolerance else live * ratio  # which a tiny target makes endless
+        wanted = math.ceil(min(max(wanted, scaling.minimum), scaling.maximum) - 1e-9)
         while live < wanted and self._idle:
             self._launch(now, scaling.cold_start_s)
             self._changed_s = now
@@ -159,9 +163,8 @@ class ScaledFleet(Fleet):
 
     def gpu_seconds(self) -> float:
         """Return the replica-seconds paid for: from each launch to the end of its drain, or of the run."""
-        return math.fsum(
-            (self.end_s if life.ended_s is None else life.ended_s) - life.launched_s for life in self.lives
-        )
+        end_s = self.end_s
+        return math.fsum(life.paid_s(end_s) for life in self.lives)
 
     @property
     def end_s(self) -> float:
@@ -173,7 +176,7 @@ class ScaledFleet(Fleet):
         paid_s = self.gpu_seconds()
         seconds = [0.0] * len(self.replicas)
         for life in self.lives:
-            seconds[life.replica] += (end_s if life.ended_s is None else life.ended_s) - life.launched_s
+            seconds[life.replica] += life.paid_s(end_s)
         run = super().run(config)
         run.scaling = {
             "replica_seconds": paid_s,

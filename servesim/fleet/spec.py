@@ -131,6 +131,14 @@ def target(value: Any, name: str) -> float:
     return parse_finite(value, name, above=0.0)
 
 
+def interval(value: Any, name: str) -> float:
+    """Check for the time between two decisions: 0, or one that a simulation of days can afford."""
+    between_s: float = seconds()(value, name)
+    if 0.0 < between_s < 1e-3:
+        raise InputError(f"{name} is {shown(value)}, must be 0 or at least 1ms")
+    return between_s
+
+
 FLEET_CHECKS: dict[str, Check] = {
     "replicas": count(maximum=MAX_REPLICAS),
     "router": one_of("router", ROUTERS),
@@ -145,7 +153,7 @@ FLEET_CHECKS: dict[str, Check] = {
     "scale_target": target,
     "cold_start_s": seconds(),
     "cool_down_s": seconds(),
-    "scale_every_s": seconds(),
+    "scale_every_s": interval,
     "price": parse_prices,
     "energy": switch,
 }
@@ -237,7 +245,11 @@ class FleetSpec:
             values |= {"cool_down_s": scaling.cool_down_s, "scale_every_s": scaling.every_s}
         if self.price is not None:
             values["price"] = list(self.price)
-        return {name: value for name, value in values.items() if value or name not in SAID_WHEN_USED}
+        return {
+            name: value
+            for name, value in values.items()
+            if name not in SAID_WHEN_USED or (value is not None and value is not False)  # a time of 0 is used
+        }
 
     @property
     def is_apart(self) -> bool:
