@@ -11,7 +11,6 @@ from servesim.catalog.hardware import HARDWARE
 from servesim.catalog.models import MODELS
 from servesim.catalog.servers import SERVERS
 from servesim.client.flavour import API_FLAVOURS
-from servesim.cost.detailed import TERMS
 from servesim.cost.parameters import EVIDENCE, DetailedParameters
 from servesim.fleet.autoscale import FIGURES
 from servesim.fleet.link import OVERLAPS, SCOPES
@@ -56,7 +55,6 @@ def tables() -> dict[str, str]:
                 for m in MODELS.values()
             ],
         ),
-        "terms": table("| term | what it is |", [(f"`{name}`", about) for name, about in TERMS.items()]),
         "parameters": table(
             "| parameter | default | what it is | where that comes from |",
             [
