@@ -43,6 +43,9 @@ golden: ## rewrite what the README shows and the golden pictures; read the diff
 	$(PYTHON) -m tests.readme_commands
 	$(PYTHON) -m tests.report_runs
 
+outputs: ## rewrite what the runbook and the prompt show; read the diff, mend the figures that it names
+	$(PYTHON) -m tests.write_outputs
+
 dist: ## the wheel and the sdist, the same bytes twice, installed and tried in a clean environment
 	$(PYTHON) -m tests.dist --twice --install $(PYTHON)
 

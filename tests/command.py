@@ -7,6 +7,8 @@ import io
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,12 +34,22 @@ def servesim(*argv: str) -> Said:
     return Said(code, out.getvalue(), err.getvalue())
 
 
-def in_shell(command: str, **environment: str) -> Said:
-    """Run `command` in a shell at the project's root; `servesim` and `python3` are this interpreter's."""
+@contextlib.contextmanager
+def workspace() -> Iterator[Path]:
+    """A folder that holds the project's own folders as a checkout does, and whatever commands write."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for part in ("servesim", "tests", "fixtures", "outputs"):
+            (folder / part).symlink_to(ROOT / part)
+        yield folder
+
+
+def in_shell(command: str, folder: Path = ROOT, **environment: str) -> Said:
+    """Run `command` in a shell in `folder`; `servesim` and `python3` are this interpreter's."""
     prelude = f'servesim() {{ "{sys.executable}" -m servesim "$@"; }}; python3() {{ "{sys.executable}" "$@"; }}\n'
     done = subprocess.run(
         ["bash", "-c", prelude + command],
-        cwd=ROOT,
+        cwd=folder,
         env={**os.environ, **environment},
         capture_output=True,
         text=True,

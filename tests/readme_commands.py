@@ -1,7 +1,8 @@
-"""The README's `console` blocks: run them, compare, or write what they print: `python3 -m tests.readme_commands`.
+"""The documents' `console` blocks: run them, compare, or write what they print.
 
-In a block a line `$ COMMAND` is a command and the lines below it are its stdout; a line `...` stands for any number of
-lines. A block is written anew unless it has such a line.
+`python3 -m tests.readme_commands` writes the README. In a block a line `$ COMMAND` is a command and the lines below it
+are its stdout; a line `...` stands for any number of lines. A block is written anew unless it has such a line. The
+commands of one document run in order in one folder: what one saves is there for the next.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import re
 import sys
 from pathlib import Path
 
-from tests.command import in_shell
+from tests.command import ROOT, in_shell, workspace
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+README = ROOT / "README.md"
 BLOCK = re.compile(r"(?<=```console\n)(.*?)(?=```)", re.DOTALL)
 
 
@@ -36,17 +37,23 @@ def matches(expected: str, got: str) -> bool:
 
 def rewritten(text: str) -> str:
     """Return `text` with what its commands print now."""
+    with workspace() as folder:
 
-    def renew(match: re.Match[str]) -> str:
-        parts = []
-        for command, expected in sessions(f"```console\n{match[0]}```"):
-            out = expected if "...\n" in expected else in_shell(command).out
-            parts.append(f"$ {command}\n{out}")
-        return "".join(parts)
+        def renew(match: re.Match[str]) -> str:
+            parts = []
+            for command, expected in sessions(f"```console\n{match[0]}```"):
+                got = in_shell(command, folder).out
+                shown = expected if "...\n" in expected else got
+                parts.append(f"$ {command}\n{shown}")
+            return "".join(parts)
 
-    return BLOCK.sub(renew, text)
+        return BLOCK.sub(renew, text)
+
+
+def rewrite(path: Path) -> None:
+    path.write_text(rewritten(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    README.write_text(rewritten(README.read_text(encoding="utf-8")), encoding="utf-8")
+    rewrite(README)
     sys.exit(0)
