@@ -6,18 +6,24 @@ import csv
 import io
 import json
 import math
+import statistics
+import tempfile
 import unittest
+from pathlib import Path
 from typing import Any
 
+from servesim.records import Run
 from servesim.report.chrome_trace import chrome_trace
 from servesim.report.csv import to_csv
 from servesim.report.markdown import escape_markdown, markdown
 from servesim.report.material import Material, distinct, grid_of
-from servesim.report.prometheus import HISTOGRAMS, metric_page
+from servesim.report.prometheus import HISTOGRAMS, metric_page, openmetrics_page
 from servesim.report.renderers import ALL_FIGURES, RENDERERS, format_of
+from servesim.report.vllm_bench import vllm_bench
 from servesim.wire.prometheus import parse_page
+from servesim.workload.trace import read_trace
 from tests.report_runs import HOSTILE, burst, hostile, materials, named, streams, sweep_document
-from tests.runs import random_simulated
+from tests.runs import measured, random_simulated
 
 
 def rows(material: Material) -> list[dict[str, str]]:
@@ -60,6 +66,71 @@ class Csv(unittest.TestCase):
         self.assertEqual([row["concurrency"] for row in told], ["1", "8", "32", "128", "256"])
         self.assertEqual([row["knee"] for row in told], ["0", "0", "1", "0", "0"])
         self.assertEqual(float(told[4]["ttft_ms.p95"]), 30 + 20.0 * 256)
+
+
+class OpenMetrics(unittest.TestCase):
+    def test_it_says_what_the_metric_page_says_in_its_own_grammar(self) -> None:
+        for material in (*materials().values(), Material(HOSTILE, [named(hostile(), HOSTILE)])):
+            text, plain = openmetrics_page(material), parse_page(metric_page(material))
+            page = parse_page(text)
+            self.assertEqual((page.samples, page.malformed_lines), (plain.samples, 0))
+            self.assertTrue(text.endswith("# EOF\n"))
+            self.assertEqual(text.count("# EOF"), 1)
+            family = ""
+            for line in text.splitlines()[:-1]:
+                words = line.split(" ")
+                if line.startswith("# TYPE "):
+                    self.assertFalse(words[2].endswith("_total"), line)
+                    family, kind = words[2], words[3]
+                elif line.startswith("# "):
+                    self.assertEqual(words[2], family)
+                    self.assertTrue(words[1] != "UNIT" or family.endswith(f"_{words[3]}"))
+                else:
+                    self.assertTrue(line.startswith(family), line)
+                    self.assertTrue(kind != "counter" or line.startswith(f"{family}_total"), line)
+
+
+class VllmBench(unittest.TestCase):
+    def result(self, run: Run, *slos: str) -> dict[str, Any]:
+        return json.loads("".join(vllm_bench(Material("t", [named(run, "run", *slos)]))))  # type: ignore[no-any-return]
+
+    def test_its_lists_are_the_requests_and_its_figures_the_summarys(self) -> None:
+        for run in (burst(), streams(), random_simulated(3)):
+            summary = named(run).summary
+            told = self.result(run)
+            for name in ("input_lens", "output_lens", "ttfts", "itls", "start_times", "generated_texts", "errors"):
+                self.assertEqual(len(told[name]), told["num_prompts"])
+            self.assertEqual(told["completed"] + told["failed"], told["num_prompts"])
+            self.assertEqual(told["errors"].count(""), told["completed"])
+            self.assertEqual(sum(told["output_lens"]), told["total_output_tokens"])
+            self.assertEqual(told["output_throughput"], summary.throughput.output_tokens_per_s)
+            itls = [gap for gaps in told["itls"] for gap in gaps]
+            ttfts = [ttft for ttft, error in zip(told["ttfts"], told["errors"], strict=True) if not error]
+            for name, values, distribution in (("itl", itls, summary.itl_ms), ("ttft", ttfts, summary.ttft_ms)):
+                if distribution is not None and len(values) == distribution.count:
+                    self.assertAlmostEqual(told[f"mean_{name}_ms"], statistics.fmean(values) * 1000)
+                    self.assertAlmostEqual(told[f"std_{name}_ms"], statistics.pstdev(values) * 1000)
+                    self.assertEqual(told[f"median_{name}_ms"], distribution.p50)
+
+    def test_it_is_a_trace_of_the_same_requests(self) -> None:
+        run = burst()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "result.json"
+            path.write_text(json.dumps(self.result(run)), encoding="utf-8")
+            trace = read_trace(str(path))
+        self.assertEqual(trace.format, "vllm-bench")
+        self.assertEqual(trace.requests.prompt_tokens, run.requests.prompt_tokens)
+        self.assertEqual(trace.requests.output_tokens, run.requests.output_tokens)
+
+    def test_its_peaks_are_those_of_the_seconds(self) -> None:
+        told = self.result(measured({"sent": 0.5, "times": [0.9, 1.1, 1.2]}, {"sent": 2.5, "times": [2.9]}))
+        self.assertEqual((told["max_output_tokens_per_s"], told["max_concurrent_requests"]), (2.0, 1))
+
+    def test_a_grid_is_a_line_a_row(self) -> None:
+        grid = Material("t", grids=[grid_of(sweep_document(), name="s", path="s")])
+        told = [json.loads(line) for line in vllm_bench(grid)]
+        self.assertEqual([row["max_concurrency"] for row in told], [1, 8, 32, 128, 256])
+        self.assertEqual(told[4]["p95_ttft_ms"], 30 + 20.0 * 256)
 
 
 class Markdown(unittest.TestCase):

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from servesim.report.cdf import sample_of
 from servesim.report.material import Material, NamedRun, number_at
 from servesim.stats import Sample
-from servesim.wire.prometheus import Family, format_page, histogram, single
+from servesim.wire.prometheus import Family, format_openmetrics, format_page, histogram, single
 
 _TTFT = (
     0.001,
@@ -54,8 +54,17 @@ Labels = Mapping[str, str]
 
 def metric_page(material: Material) -> str:
     """Return the page of all runs; of a grid, its rows' main figures with the swept values as labels."""
+    return format_page(_families(material))
+
+
+def openmetrics_page(material: Material) -> str:
+    """Return the same page as OpenMetrics."""
+    return format_openmetrics(_families(material))
+
+
+def _families(material: Material) -> list[Family]:
     runs = [(named, _labels(named)) for named in material.runs]
-    return format_page([*_run_families(runs), *_grid_families(material)])
+    return [*_run_families(runs), *_grid_families(material)]
 
 
 def _labels(named: NamedRun) -> dict[str, str]:

@@ -14,7 +14,8 @@ from servesim.report.figures import FIGURES, draw
 from servesim.report.html import page
 from servesim.report.markdown import markdown
 from servesim.report.material import Material
-from servesim.report.prometheus import metric_page
+from servesim.report.prometheus import metric_page, openmetrics_page
+from servesim.report.vllm_bench import vllm_bench
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +37,6 @@ def _svg(material: Material, names: Sequence[str]) -> Iterator[str]:
     if not figures:
         raise InputError("nothing to draw: no run took any time, and no grid has a curve")
     yield picture(figures, material.title)
-
-
-def _prometheus(material: Material, _: Sequence[str]) -> Iterator[str]:
-    yield metric_page(material)
 
 
 def _json(material: Material, _: Sequence[str]) -> Iterator[str]:
@@ -87,7 +84,19 @@ RENDERERS: dict[str, Renderer] = {
         summary="the summary's tables, for a ticket",
     ),
     "prometheus": Renderer(
-        render=_prometheus, suffixes=(".prom",), summary="a metric page with vLLM's histogram bounds"
+        render=lambda material, _: [metric_page(material)],
+        suffixes=(".prom",),
+        summary="a metric page with vLLM's histogram bounds",
+    ),
+    "openmetrics": Renderer(
+        render=lambda material, _: [openmetrics_page(material)],
+        suffixes=(".openmetrics",),
+        summary="the same page as OpenMetrics 1.0",
+    ),
+    "vllm-bench": Renderer(
+        render=lambda material, _: vllm_bench(material),
+        suffixes=(),
+        summary="the result of vllm bench serve --save-detailed, one a line, for what reads those",
     ),
     "chrome-trace": Renderer(
         render=lambda material, _: chrome_trace(material),

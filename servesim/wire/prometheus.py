@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS_CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+LARGEST = 1e100
 _ESCAPES = {"n": "\n", '"': '"', "\\": "\\"}
 _NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_:")
 
@@ -36,8 +38,8 @@ class Page:
     at_s: float | None = None
 
     def finite(self, name: str) -> list[Sample]:
-        """Return the samples called `name` whose value is a finite number."""
-        return [sample for sample in self.samples.get(name, ()) if math.isfinite(sample.value)]
+        """Return the samples called `name` whose value is a number of this world: sums and products stay finite."""
+        return [sample for sample in self.samples.get(name, ()) if abs(sample.value) < LARGEST]
 
 
 def parse_page(text: str, *, at_s: float | None = None, wanted: Collection[str] | None = None) -> Page:
@@ -203,6 +205,19 @@ def format_page(families: Iterable[Family]) -> str:
         lines.append(f"# TYPE {family.name} {family.kind}")
         lines += map(format_sample, family.samples)
     return "\n".join(lines) + "\n" if lines else ""
+
+
+def format_openmetrics(families: Iterable[Family]) -> str:
+    """Write a page of OpenMetrics 1.0: a counter's family is named without `_total`, and the page says where it ends."""
+    lines: list[str] = []
+    for family in families:
+        name = family.name.removesuffix("_total") if family.kind == "counter" else family.name
+        lines.append(f"# TYPE {name} {family.kind}")
+        if name.endswith("_seconds"):
+            lines.append(f"# UNIT {name} seconds")
+        lines.append(f"# HELP {name} {_escape(family.about, quoted=True)}")
+        lines += map(format_sample, family.samples)
+    return "\n".join([*lines, "# EOF"]) + "\n"
 
 
 def format_sample(sample: Sample) -> str:
