@@ -168,13 +168,14 @@ class ChunkedBody:
 class CompressedBody:
     """Another body with a content coding on top: gzip or deflate, given out as soon as the coder flushed it."""
 
-    __slots__ = ("_body", "_inflater", "_seen", "_zlib_or_raw")
+    __slots__ = ("_body", "_inflater", "_padding", "_seen", "_zlib_or_raw")
 
     def __init__(self, body: BodyDecoder, coding: str) -> None:
         self._body = body
         self._zlib_or_raw = coding == "deflate"  # meant to be zlib's format; some servers send the raw one
         self._inflater = zlib.decompressobj(zlib.MAX_WBITS if self._zlib_or_raw else zlib.MAX_WBITS | 16)
         self._seen = b""  # of a deflate stream, until its format is known
+        self._padding = False  # what follows the last gzip member has begun
 
     @property
     def complete(self) -> bool:
@@ -202,9 +203,10 @@ class CompressedBody:
         pieces: list[bytes] = []
         room = MAX_INFLATED_BYTES
         try:
-            while packed:
+            while packed and not self._padding:
                 if self._inflater.eof:
                     if packed[:1] != b"\x1f":  # gzip members may follow one another; padding is passed over
+                        self._padding = True
                         break
                     self._inflater = zlib.decompressobj(zlib.MAX_WBITS | 16)
                 piece = self._inflater.decompress(packed, room)
