@@ -19,6 +19,7 @@ from servesim.units import shown
 
 LONGEST_LINE = 64 * 2**20  # bytes; a request of a million token times is a third of it
 MAX_INTEGER = 2**53
+LARGEST = 1e15  # of any time and figure, so that no arithmetic on them overflows
 
 
 class Line:
@@ -117,6 +118,9 @@ class Line:
             for pair in value
         ):
             raise self.wrong(key, "a list of pairs of numbers")
+        numbers = [number for pair in value for number in pair if number is not None]
+        if not all(abs(number) <= (LARGEST if type(number) is float else 2**64) for number in numbers):
+            raise self.wrong(key, f"a list of pairs of numbers of at most {LARGEST:g}")
         return [(first, second) for first, second in value]
 
     def _float(self, key: str, value: float) -> float:
@@ -124,8 +128,8 @@ class Line:
             number = float(value)
         except OverflowError:
             number = math.inf
-        if not math.isfinite(number):
-            raise self.wrong(key, "a finite number")
+        if not abs(number) <= LARGEST:
+            raise self.wrong(key, f"a number of at most {LARGEST:g}")
         return number
 
 

@@ -208,7 +208,7 @@ def format_page(families: Iterable[Family]) -> str:
 
 
 def format_openmetrics(families: Iterable[Family]) -> str:
-    """Write a page of OpenMetrics 1.0: a counter's family is named without `_total`, and the page says where it ends."""
+    """Write a page of OpenMetrics 1.0: a counter is named without `_total`, and the page says where it ends."""
     lines: list[str] = []
     for family in families:
         name = family.name.removesuffix("_total") if family.kind == "counter" else family.name
