@@ -127,7 +127,10 @@ class OutputFile:
         if os.path.isdir(path):
             raise RunError(f"cannot write {path}: it is a directory")
         try:
-            self._file: IO[str] = open(self._draft, "w", encoding="utf-8", newline="\n")  # noqa: SIM115
+            # A lone half of a surrogate pair, which JSON may hold, is written as its escape.
+            self._file: IO[str] = open(  # noqa: SIM115
+                self._draft, "w", encoding="utf-8", errors="backslashreplace", newline="\n"
+            )
         except OSError as error:
             raise RunError(f"cannot write {path}: {reason(error)}") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ def result_to(path: str | None) -> Iterator[Callable[[str], object]]:
     if path is None:
         if sys.stdout is None:
             raise RunError("cannot write the result: stdout is closed")
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # for what the terminal's encoding lacks
         yield sys.stdout.write
         return
     with OutputFile(path) as file:
