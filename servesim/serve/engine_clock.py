@@ -6,8 +6,8 @@ those of a run in virtual time with the same arrivals, and lateness shows in the
 
 A client that waits for an answer before it asks again does so at once in a simulation, while here two processes and a
 network are in between. So a request that comes on the connection whose answer ended with the last step counts as due
-at that step's end, and the next step is decided up to `settle_s` later than it begins, while such connections are
-silent, but never later than half of it: its tokens are due at its end in any case. `settle_s=0` turns that off.
+at that step's end, and the next step is decided up to `settle_s` later, while such connections are silent, but long
+before it ends: its tokens are due at its end in any case. `settle_s=0` turns that off.
 
 It knows the engine's sequences and who reads them; sockets, texts and APIs are others' business.
 """
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 MAX_GENERATIONS = 16384  # in the house at once
 FORGET_STEPS = 1 << 16
-SETTLE_SHARE = 0.5  # of the next step's least duration
+SETTLE_SHARE = 0.5  # of the next step's least duration: how long its decision may wait after the last hand-out
+LATEST_SHARE = 0.8  # and how far into the step it may come
 
 
 class StepListener(Protocol):
@@ -264,6 +265,13 @@ class EngineClock:
             return self._decide_by_s if self.awaited else -math.inf
         return self.to_wall(self.engine.door.wake) if self.workload.pending else math.inf
 
+    @property
+    def free_until_s(self) -> float:
+        """The wall time up to which requests may be read before the engine must be seen to."""
+        if self._step is None and (self.engine.running or self.engine.waiting):
+            return self._decide_by_s
+        return self.due_s if self._step is not None else math.inf
+
     def hand_out(self, now: float) -> bool:
         """Give the tokens of the step under way to their readers, if it is over; return whether it was."""
         step = self._step
@@ -290,9 +298,9 @@ class EngineClock:
             if made == generation.target:
                 self._listener.on_over(generation, generation.reason, now)
         self._handed_out_s = now
-        end_s = self.to_wall(step.end_s)
-        self._listener.on_step(step, tokens, self._read_clock() - end_s)
-        self._decide_by_s = end_s + min(self.settle_s, self._least_step_s() * SETTLE_SHARE)
+        end_s, now, least_s = self.to_wall(step.end_s), self._read_clock(), self._least_step_s()
+        self._listener.on_step(step, tokens, now - end_s)
+        self._decide_by_s = min(now + min(self.settle_s, least_s * SETTLE_SHARE), end_s + least_s * LATEST_SHARE)
         return True
 
     def decide(self, now: float, *, more: bool = False) -> None:

@@ -38,6 +38,8 @@ class Clock(Protocol):
     @property
     def due_s(self) -> float: ...
     @property
+    def free_until_s(self) -> float: ...
+    @property
     def idle(self) -> bool: ...
     @property
     def awaited(self) -> set[object]: ...
@@ -153,11 +155,11 @@ class Loop:
     def _turn(self, should_stop: Callable[[], bool]) -> bool:
         clock = self._clock
         events = self._wait()
-        seen_s = now = time.monotonic()
-        handed_out = clock.hand_out(now)
+        seen_s = time.monotonic()
+        handed_out = clock.hand_out(seen_s)
         for key, mask in events:
             self._take_event(key, mask, seen_s)
-        while self._ready and (now := time.monotonic()) < clock.due_s:
+        while self._ready and time.monotonic() < clock.free_until_s:
             connection, came_s = self._ready.popleft()
             connection.queued = False
             self._read(connection, came_s)
