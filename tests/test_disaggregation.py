@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import math
 import unittest
+from pathlib import Path
 from typing import Any
 
+from servesim.cost.model import COST_MODELS
 from servesim.engine.config import EngineConfig
+from servesim.engine.engine import Engine
+from servesim.engine.sequence import ENDED
 from servesim.engine.spec import ServerSpec
+from servesim.errors import RunError
 from servesim.fleet.build import build_deployment
 from servesim.fleet.disaggregation import Disaggregation
 from servesim.fleet.fleet import Kind
@@ -142,6 +149,32 @@ class Stages(unittest.TestCase):
         self.assertAlmostEqual(ended["layer"], 0.040 / 8)
 
 
+class Deadlines(unittest.TestCase):
+    def test_are_kept_in_their_order_though_kv_arrives_in_another(self) -> None:
+        # Two links: the first request's KV takes longer than the second's, whose client waits until later.
+        rows = (Row(0.0, 40, 30), Row(1.0, 4, 30), Row(1.0, 4, 3))
+        case = case_of(*rows)
+        limits = EngineConfig(num_blocks=100, client_timeout_s=50.0, async_scheduling=True)
+        kinds = [[Kind(name=name, config=limits, cost=StepCost(True))] for name in ("prefill", "decode")]
+        kinds[0] = [Kind(name="prefill", config=limits, cost=StepCost(True), count=2)]
+        link = Link(bytes_per_s=float(KV_BYTES), scope="pair")
+        fleet = Disaggregation(case.workload(), *kinds, link, kv_bytes_per_token=KV_BYTES, router="round-robin")
+        run = advanced(fleet, case)
+        self.assertEqual(dict(run.records.reason), {0: "timeout"})
+        self.assertEqual(list(run.records.output_tokens)[1:], [30, 3])
+        self.assertEqual(run.violations, [])
+
+    def test_an_engine_whose_steps_compute_nothing_names_the_request(self) -> None:
+        case = case_of(Row(0.0, 4, 3))
+        engine = Engine(case.config, case.cost(), case.workload())
+        engine.advance(0.5)
+        sequence = next(iter(engine.running.values()))
+        sequence.state = ENDED  # and nobody will ever release it
+        engine.decoding.remove(sequence)
+        with self.assertRaisesRegex(RunError, "request 0 gets no further: steps compute nothing"):
+            engine.advance()
+
+
 class Source(unittest.TestCase):
     def test_holds_its_blocks_until_the_kv_has_arrived(self) -> None:
         fleet = apart(case_of(Row(0.0, 32, 2)))
@@ -167,11 +200,13 @@ class Colocated(unittest.TestCase):
     def test_an_infinite_link_and_one_request_equal_the_colocated_engine(self) -> None:
         for overlap in OVERLAPS:
             for prompt, output in ((1, 1), (100, 1), (100, 50), (9000, 7)):
-                with self.subTest(overlap=overlap, prompt=prompt, output=output):
-                    load = {"requests": 1, "prompt_tokens": str(prompt), "output_tokens": str(output)}
+                for cost_model in COST_MODELS:
+                    load: dict[str, Any] = {"requests": 1, "cost_model": cost_model}
+                    load |= {"prompt_tokens": str(prompt), "output_tokens": str(output)}
                     together = simulate(**load)
                     alone = simulate(**load, disagg="1:1", link_bytes_per_s=1e300, transfer_overlap=overlap)
-                    self.assertEqual(together.token_times(0), alone.token_times(0))
+                    case = f"{cost_model}, overlap {overlap}, {prompt} prompt and {output} output tokens"
+                    self.assertEqual(together.token_times(0), alone.token_times(0), case)
 
 
 class SmallDecodePool(unittest.TestCase):
@@ -198,6 +233,14 @@ class Mixed(unittest.TestCase):
                 requests.prompt_tokens[index] = 250 if prompt == 8000 else prompt
         deployment = build_deployment(ServerSpec(), FleetSpec(**fleet))
         return summarize(run_deployment(deployment, spec, workload=OpenLoop(requests)))
+
+    def test_the_fixture_is_what_its_generator_makes(self) -> None:
+        spec = importlib.util.spec_from_file_location("make_mixed", ROOT / "fixtures" / "make_mixed.py")
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        made = "".join(json.dumps(row) + "\n" for row in module.mixed_rows())
+        self.assertEqual(Path(MIXED).read_text(encoding="utf-8"), made)
 
     def test_itl_stays_flat_while_long_prompts_arrive_but_not_where_they_are_computed(self) -> None:
         itl = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -46,7 +45,8 @@ class Door:
         self._workload = engine.workload
         self._reactive = engine.workload.reactive
         self._timeout_s = config.client_timeout_s
-        self._deadlines: deque[tuple[float, int, int]] = deque()  # (time, index, attempt)
+        # A heap of (time, index, attempt): KV over a link does not arrive in the order in which requests were sent.
+        self._deadlines: list[tuple[float, int, int]] = []
         self._attempts: dict[int, int] = {}  # of the requests that a deadline stands for: the attempt in flight
         self._frees: list[tuple[float, int, Sequence]] = []  # (when its blocks have been read, order, who)
         self._keyed = engine.policy.admission is not None
@@ -173,7 +173,7 @@ class Door:
                 self._fail(index, deadline, TIMEOUT)
                 return
             self._attempts[index] = attempt
-            self._deadlines.append((deadline, index, attempt))
+            heappush(self._deadlines, (deadline, index, attempt))
         if self._watch is not None:
             self._watch.arrived.append(index)
         engine.waiting.append(engine.incoming.pop(index, index))
@@ -183,7 +183,7 @@ class Door:
         """Let go of the requests whose clients have left by `now`; a sequence that has ended is left to `left`."""
         engine = self._engine
         while self._deadlines and self._deadlines[0][0] <= now:
-            deadline, index, attempt = self._deadlines.popleft()
+            deadline, index, attempt = heappop(self._deadlines)
             if self._attempts.get(index) != attempt:
                 continue
             if any(sequence.index == index for sequence in engine.ended):

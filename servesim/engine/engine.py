@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
 COMPLETED = int(Outcome.COMPLETED)
 
+EMPTY_STEPS = 10_000
+"""So many steps one after another may compute nothing before the engine is taken to stand still; one or two do."""
+
 
 class Engine(Folding):
     """One engine under `config`, fed by `workload`, with step times from `cost`.
@@ -75,6 +78,7 @@ class Engine(Folding):
             self.speculation = Speculation(config.spec_tokens, config.acceptance, config.seed)
         self.door = Door(self)
         self._least_step_s = cost.decode(1, 1)
+        self._empty = (0, 0)  # steps that computed nothing, and took no time, since the log had so many entries
         self._lone_s: list[float] = []  # seconds of a step of one decoding sequence, by its context
 
     # The clock
@@ -273,7 +277,8 @@ class Engine(Folding):
                 work = [(new, sequence.computed) for sequence, new in chunks]
                 if drafted and served:
                     work.append((drafted * served, 0))  # they see the KV that the sequences read anyway
-                seconds = self.cost.step(served, context, work)
+                seconds = self._joined_s(served, context, chunks) if self.receives else 0.0
+                seconds = seconds or self.cost.step(served, context, work)
             else:
                 seconds = self.cost.decode(served, context)
             if self._fetch_s:
@@ -292,13 +297,31 @@ class Engine(Folding):
                 if drafted:
                     self._verify(drafted)
             finished = self._sample(step, chunks)
-        elif self.waiting and not released and not self._preempted:
-            if not self.handed:
+        else:
+            self._empty = (step, self._empty[1] + 1 if self._empty[0] == step else 0)
+            stands = self.waiting and not released and not self._preempted
+            if (stands and not self.handed) or self._empty[1] > EMPTY_STEPS:
                 raise self._standstill()
-            self.blocked = True  # until a link has brought away what lies in the head's way
+            if stands:
+                self.blocked = True  # until a link has brought away what lies in the head's way
         if self.watch is not None:
             self.watch.done(self, released if config.async_scheduling else finished)
             self.door.reset_wake()  # an observer may count steps for a workload that goes by them
+
+    def _joined_s(self, served: int, context: int, chunks: list[Chunk]) -> float:
+        """Return the seconds of a step that sequences join whose KV came over a link: they decode in it as the others
+        do, where nothing of a prompt is computed. 0 where none joins."""
+        work, joined = [], 0
+        for sequence, new in chunks:
+            if new == 1 and sequence.received and sequence.outputs == 1:
+                joined += 1
+                context += sequence.computed
+            else:
+                work.append((new, sequence.computed))
+        if not joined:
+            return 0.0
+        served += joined
+        return self.cost.step(served, context, work) if work else self.cost.decode(served, context)
 
     def _log_chunks(self, step: int, chunks: list[Chunk]) -> None:
         total = recomputed = 0
@@ -364,6 +387,9 @@ class Engine(Folding):
         return finished
 
     def _standstill(self) -> RunError:
+        if not self.waiting:
+            index = next(self.live_indices())
+            return RunError(f"request {self.workload.requests.id(index)} gets no further: steps compute nothing")
         head = self.waiting[0]
         index = head if isinstance(head, int) else head.index
         return RunError(

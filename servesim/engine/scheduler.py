@@ -74,6 +74,7 @@ class Scheduler:
         self.hand_over: Callable[[Sequence], None] | None = None
         self.handed: dict[int, Sequence] = {}  # out of `running`, but their blocks are still being read
         self.incoming: dict[int, Sequence] = {}  # due requests whose KV has come from elsewhere
+        self.receives = False  # whether any does
         self._contents = requests.content if config.prefix_caching else None
         self._admitted = 0  # admissions so far: the next sequence's order
         self._unordered = config.long_prefill_token_threshold > 0  # sequences may finish out of their order

@@ -24,7 +24,7 @@ from servesim.engine.screen import Screen
 from servesim.engine.sequence import Sequence
 from servesim.fleet.fleet import Fleet, Kind
 from servesim.fleet.link import Link
-from servesim.fleet.merge import add_totals, append_log, figures_of, merge_logs, targets_of
+from servesim.fleet.merge import add_tiers, add_totals, append_log, figures_of, merge_logs, targets_of
 from servesim.fleet.replica import Replica
 from servesim.fleet.router import ROUTERS
 from servesim.records import Outcome, Records, Run
@@ -73,6 +73,8 @@ class Disaggregation(Fleet):
                 replica.engine.on_chunks = self._chunks_of(replica)
         self.decode_homes = array("i", [0]) * size
         self.decoders = self.add_replicas(decode, self._client_records, self._hear_decoder)
+        for replica in self.decoders:
+            replica.engine.receives = True
         self._decode_router = ROUTERS[router](self.decoders, workload.requests, seed)
         self._screen = self.decoders[0].engine.screen
 
@@ -258,6 +260,7 @@ class Disaggregation(Fleet):
             },
             homes={"prefill_replica": self.homes, "decode_replica": self.decode_homes},
             link=self._link_figures(totals.elapsed_s),
+            offload=add_tiers([*self.replicas, *self.decoders]),
             violations=violations,
         )
 
