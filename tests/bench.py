@@ -125,6 +125,15 @@ COMMAND_ROWS = (
         limit_s=20,
         limit_mb=450,
     ),
+    CommandRow(
+        name="a busy day of 100 replicas",
+        argv=("simulate", "--quiet", "--replicas", "100", "--rate", "58", "--requests", "5000000"),
+        requests=5_000_000,
+        quick=False,
+        runs=1,
+        limit_s=180,
+        limit_mb=2500e6 / 2**20,
+    ),
     CommandRow(name="fixtures/day.csv, 1 to 8 replicas", argv=DAY, requests=500_000, quick=False, runs=1, limit_s=60),
 )
 TEN_TIMES = 11.0  # ten times the requests cost at most so many times the command
