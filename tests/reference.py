@@ -126,7 +126,7 @@ class Reference:
             return "over_max_tokens_in_flight"
         if self.blocks_for(total - 1) > config.num_blocks:  # the last token is never computed
             return "over_kv_cache"
-        if not config.chunked_prefill and config.max_model_len is None and total - 1 > config.max_num_batched_tokens:
+        if not config.chunked_prefill and total - 1 > config.max_num_batched_tokens:
             return "over_token_budget"
         if config.max_num_queued_reqs is not None and len(self.waiting) >= config.max_num_queued_reqs:
             return "queue_full"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import unittest
+from collections import Counter
 from typing import Any
 
+from servesim import simulate
 from servesim.engine.server import Server, build_server
 from servesim.engine.spec import ServerSpec
 from servesim.errors import CapacityError, InputError
+from servesim.records import Outcome
 
 
 def server(**asked: Any) -> Server:
@@ -93,6 +96,12 @@ class Slots(unittest.TestCase):
             with self.subTest(name=name), self.assertRaisesRegex(InputError, name):
                 server(slots=4, kv_tokens=4096, **{name: value})
 
+    def test_a_prompt_that_can_never_enter_whole_is_rejected_alone(self) -> None:
+        run = simulate(slots=2, chunked_prefill=False, prompt_tokens="8000-9000", output_tokens="5", requests=12)
+        self.assertEqual(set(run.records.reason.values()), {"over_token_budget"})
+        enter = sum(prompt + 4 <= 8192 for prompt in run.requests.prompt_tokens)
+        self.assertEqual(Counter(run.records.outcome)[Outcome.COMPLETED], enter)
+
     def test_a_share_too_small_for_a_request_is_refused(self) -> None:
         with self.assertRaisesRegex(InputError, "slots is 4096"):
             server(slots=4096, kv_tokens=4096)
@@ -160,6 +169,8 @@ class Values(unittest.TestCase):
             {},
             {"hardware": "l4-24gb", "like_vllm": True},
             {"slots": 4, "kv_tokens": 4096},
+            {"slots": 1, "chunked_prefill": False},
+            {"slots": 2, "chunked_prefill": False, "max_num_batched_tokens": 100},
             {"kv_blocks": 500, "step_overhead_s": 0.0007, "mfu": 0.4},
             {"max_num_seqs": 10_000, "reserve_gib": 3.3},
         ):

@@ -166,6 +166,12 @@ class Report(unittest.TestCase):
         total = offload["device_hit_rate"] + sum(tier["hit_rate"] for tier in offload["tiers"])
         self.assertAlmostEqual(total, document["engine"]["prefix_hit_rate"], delta=0.02)
 
+    def test_the_tiers_of_prefill_engines_are_told_too(self) -> None:
+        said = servesim("simulate", *CHATTER, "--kv-offload", "64GB", "--disagg", "2:1", "--link", "25GB/s", "--json")
+        offload = json.loads(said.out)["offload"]
+        self.assertGreater(offload["recompute_avoided_tokens"], 0)
+        self.assertIn("without", offload)
+
     def test_capacity_says_what_the_tiers_hold(self) -> None:
         said = servesim("capacity", "--prefix-caching", "--kv-offload", "64GB", "--kv-offload", "1TB", "--quiet")
         self.assertIn("30,517 blocks = 488,272 tokens", said.out)

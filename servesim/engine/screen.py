@@ -39,6 +39,6 @@ class Screen:
             return "over_max_tokens_in_flight"
         if -(-(total - 1) // config.block_size) > config.num_blocks:
             return "over_kv_cache"
-        if not config.chunked_prefill and config.max_model_len is None and total - 1 > config.max_num_batched_tokens:
+        if not config.chunked_prefill and total - 1 > config.max_num_batched_tokens:
             return "over_token_budget"
         return None

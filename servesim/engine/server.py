@@ -104,8 +104,6 @@ def build_server(asked: ServerSpec, *, tokens_per_request: int | None = None) ->
     config = _engine_config(spec, plan, _adapters(spec, hardware, adapter))
     if asked.slots is not None:
         spec = replace(spec, max_num_seqs=config.max_num_seqs, max_model_len=config.max_model_len)
-        if config.max_num_batched_tokens != spec.max_num_batched_tokens:
-            spec = replace(spec, max_num_batched_tokens=config.max_num_batched_tokens)
     return Server(
         spec=spec,
         model=model,
@@ -172,7 +170,8 @@ def _with_limits(spec: ServerSpec, asked: ServerSpec, hardware: Hardware) -> tup
             f"max_num_batched_tokens is {tokens}, must be at least max_num_seqs ({seqs}): "
             "every running sequence needs a token of each step"
         )
-    if not asked.chunked_prefill and tokens is not None and longest is not None and longest > tokens:
+    too_long = tokens is not None and longest is not None and longest > tokens
+    if too_long and not asked.chunked_prefill and asked.slots is None:  # what a slot holds was not given, but follows
         raise InputError(
             f"max_model_len is {longest}, must be at most max_num_batched_tokens ({tokens}) without chunked prefill: "
             "a prompt enters whole or not at all"

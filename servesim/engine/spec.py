@@ -215,6 +215,10 @@ class ServerSpec:
             raise InputError("offload_link and offload_overlap belong to kv_offload; give its size, such as 64GB")
         if (self.spec_tokens and self.acceptance is None) or (self.spec_tokens is None and self.acceptance is not None):
             raise InputError("spec_tokens and acceptance belong together; give both, such as 3 and 0.7")
+        if self.spec_tokens and self.acceptance and self.acceptance.count(":") not in (0, self.spec_tokens - 1):
+            raise InputError(
+                f"acceptance is {self.acceptance}, must be one or one for each of {self.spec_tokens} drafts"
+            )
         if self.max_loras is None and (self.adapter_rank, self.adapter_load) != (16, "25GB/s"):
             raise InputError(
                 "adapter_rank and adapter_load are what adapters cost; give max_loras, how many run at once"
