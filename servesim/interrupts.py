@@ -39,3 +39,8 @@ class Interrupts:
         self.count += 1
         if self.count > self._patience:
             raise KeyboardInterrupt
+
+
+def leave_interrupts_to_the_parent() -> None:
+    """Make a worker process deaf to Ctrl-C, which its terminal sends to it as well."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

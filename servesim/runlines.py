@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from operator import le
 from typing import IO, Any
 
+from servesim.catalog.json_file import refuse_constant
 from servesim.console import reason
 from servesim.errors import InputError
 from servesim.units import shown
@@ -148,7 +149,7 @@ def read_lines(path: str) -> Iterator[Line]:
 
 
 def _parse(path: str, file: IO[bytes] | gzip.GzipFile) -> Iterator[Line]:
-    decode = json.JSONDecoder(parse_constant=_refuse).decode
+    decode = json.JSONDecoder(parse_constant=refuse_constant).decode
     number = 0
     while True:
         try:
@@ -171,7 +172,3 @@ def _parse(path: str, file: IO[bytes] | gzip.GzipFile) -> Iterator[Line]:
         if type(fields) is not dict:
             raise InputError(f"{where}: the line is {shown(fields)}, must be a JSON object")
         yield Line(where, fields)
-
-
-def _refuse(constant: str) -> float:
-    raise ValueError(f"{constant} is no JSON")

@@ -11,7 +11,9 @@ from typing import Any
 from servesim.catalog.hardware import DEFAULT_HARDWARE, HARDWARE, Hardware, find_hardware
 from servesim.catalog.model import Attention, Experts, Model
 from servesim.catalog.models import DEFAULT_MODEL, MODELS, find_model
-from servesim.catalog.vllm import effective_limits, vllm_defaults
+from servesim.catalog.vllm import vllm_defaults
+from servesim.engine.server import build_server
+from servesim.engine.spec import ServerSpec
 from servesim.errors import InputError
 
 # Of models with a latent: the rank of queries (0: none), and the widths of a head without rotation, of its rotary part
@@ -256,13 +258,12 @@ class VllmsOwnDefaults(unittest.TestCase):
             ({"max_num_seqs": 2, "max_model_len": 1000}, (2000, 2)),
             ({"max_model_len": 4}, (4096, 1024)),
             ({"max_num_batched_tokens": 512}, (512, 512)),
-            ({"max_num_batched_tokens": 512, "max_num_seqs": 600}, (512, 600)),
             ({"max_model_len": 20_000, "chunked_prefill": False}, (20_000, 1024)),
-            ({"max_model_len": 20_000, "chunked_prefill": False, "max_num_batched_tokens": 9000}, (9000, 1024)),
+            ({"max_model_len": 9000, "chunked_prefill": False, "max_num_batched_tokens": 9000}, (9000, 1024)),
         ):
             with self.subTest(given=given):
-                arguments: dict[str, Any] = dict(given)
-                self.assertEqual(effective_limits(default_tokens=8192, default_seqs=1024, **arguments), limits)
+                spec = build_server(ServerSpec(like_vllm=True, **given)).spec
+                self.assertEqual((spec.max_num_batched_tokens, spec.max_num_seqs), limits)
 
 
 class Meta(unittest.TestCase):

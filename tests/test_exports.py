@@ -15,10 +15,11 @@ from typing import Any
 from servesim.records import Run
 from servesim.report.chrome_trace import chrome_trace
 from servesim.report.csv import to_csv
+from servesim.report.figures import FIGURES
 from servesim.report.markdown import escape_markdown, markdown
 from servesim.report.material import Material, distinct, grid_of
 from servesim.report.prometheus import HISTOGRAMS, metric_page, openmetrics_page
-from servesim.report.renderers import ALL_FIGURES, RENDERERS, format_of
+from servesim.report.renderers import RENDERERS, format_of
 from servesim.report.vllm_bench import vllm_bench
 from servesim.wire.prometheus import parse_page
 from servesim.workload.trace import read_trace
@@ -250,7 +251,7 @@ class Forms(unittest.TestCase):
         for form, renderer in RENDERERS.items():
             for name, material in materials().items():
                 with self.subTest(form=form, material=name):
-                    self.assertTrue("".join(renderer.render(material, ALL_FIGURES)))
+                    self.assertTrue("".join(renderer.render(material, list(FIGURES))))
 
     def test_json_is_finite_and_has_the_summaries(self) -> None:
         def refuse(word: str) -> float:

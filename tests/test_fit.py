@@ -99,12 +99,6 @@ class LeastSquares(unittest.TestCase):
         self.assertEqual(found.untold(), [("a", "b")])
         self.assertAlmostEqual(found.values["a"] + found.values["b"], 3.0, 4)
 
-    def test_strong_correlations_are_listed(self) -> None:
-        found = least_squares(
-            lambda v: [v[0] + v[1] - 3, v[0] + 1.01 * v[1] - 3.01], [plain("a", 1.5), plain("b", 1.2)]
-        )
-        self.assertEqual([pair[:2] for pair in found.correlations()], [("a", "b")])
-
     def test_few_evaluations_are_enough_for_a_smooth_function(self) -> None:
         found = least_squares(
             lambda v: [math.log(v[0] * x + v[1]) - math.log(2.0 * x + 0.3) for x in (0.1, 1.0, 5.0)],

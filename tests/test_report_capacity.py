@@ -10,7 +10,7 @@ from servesim.catalog.hardware import HARDWARE
 from servesim.catalog.models import MODELS
 from servesim.cost.memory import plan_capacity
 from servesim.errors import CapacityError, InputError
-from servesim.report.capacity import capacity_dict, capacity_text, vllm_log_line
+from servesim.report.capacity import capacity_dict, capacity_text
 
 LLAMA, L4 = MODELS["llama-3.1-8b"], HARDWARE["l4-24gb"]
 
@@ -78,8 +78,11 @@ class Text(unittest.TestCase):
 
     def test_vllms_own_log_line_is_reproduced(self) -> None:
         plan = plan_capacity(MODELS["qwen3-0.6b"], HARDWARE["cpu-4vcpu"], kv_blocks=41, block_size=32)
-        line = "CPU KV cache size: 1,312 tokens, Maximum concurrency for 1,024 tokens per request: 1.28x"
-        self.assertEqual(vllm_log_line(plan, 1024), line)
+        concurrency = plan.vllm_concurrency(1024)
+        told = (
+            f"{int(concurrency * 1024):,} tokens, Maximum concurrency for 1,024 tokens per request: {concurrency:.2f}x"
+        )
+        self.assertEqual(told, "1,312 tokens, Maximum concurrency for 1,024 tokens per request: 1.28x")
 
 
 class Json(unittest.TestCase):

@@ -10,7 +10,7 @@ from servesim import simulate
 from servesim.report.figures import FIGURES, draw
 from servesim.report.html import page
 from servesim.report.material import Material, grid_of
-from servesim.report.renderers import ALL_FIGURES, RENDERERS
+from servesim.report.renderers import RENDERERS
 from servesim.report.style import PAGE_STYLE
 from servesim.report.svg import plain
 from tests.report_runs import HOSTILE, burst, hostile, materials, named, streams, sweep_document
@@ -53,7 +53,7 @@ class Reader(HTMLParser):
 
 
 def html(material: Material) -> str:
-    return "".join(RENDERERS["html"].render(material, ALL_FIGURES))
+    return "".join(RENDERERS["html"].render(material, list(FIGURES)))
 
 
 def read(content: str) -> Reader:

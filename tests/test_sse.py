@@ -12,7 +12,7 @@ import unittest
 from servesim.wire.http_body import ChunkedBody, encode_chunk
 from servesim.wire.limits import MAX_EVENT_BYTES, ProtocolError
 from servesim.wire.ndjson import JsonDecoder, NdjsonDecoder, StreamDecoder, open_stream
-from servesim.wire.sse import DONE, Event, SseDecoder, encode_comment, encode_event
+from servesim.wire.sse import DONE, Event, SseDecoder
 
 
 def token(text: str) -> str:
@@ -207,15 +207,6 @@ class SpeedTest(unittest.TestCase):
                 stream.feed(body.feed(wire), 0.0)
             best = max(best, 20_000 / (time.process_time() - start))
         self.assertGreater(best, 120_000)
-
-
-class EncoderTest(unittest.TestCase):
-    def test_what_is_encoded_is_read_back(self) -> None:
-        self.assertEqual(encode_event('{"a": 1}'), b'data: {"a": 1}\n\n')
-        for text in ("", "a", " a", "a\nb", "a\n", "中\n\n"):
-            self.assertEqual(split(encode_event(text, "kind")), [(0.0, text.encode(), "kind")])
-        self.assertEqual(data_of(encode_comment("ping") + DONE), [b"[DONE]"])
-        self.assertEqual(data_of(encode_event("a\r\nb\rc")), [b"a\nb\nc"])
 
 
 class NdjsonTest(unittest.TestCase):

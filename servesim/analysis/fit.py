@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 from servesim.analysis.linear import Matrix, Vector, eigen, inverse, solve
 from servesim.errors import InputError
@@ -71,11 +70,6 @@ class Solution:
     evaluations: int
     converged: bool
 
-    @property
-    def rms(self) -> float:
-        """Return the root mean square of the residuals, 1 where they are as large as their standard errors."""
-        return math.sqrt(sum(r * r for r in self.residuals) / len(self.residuals)) if self.residuals else 0.0
-
     def sensitivity(self, name: str) -> float:
         """Return the root mean square change of the residuals for one unit of the parameter's coordinate."""
         column = [row[self._place(name)] for row in self.jacobian]
@@ -107,19 +101,6 @@ class Solution:
             if group not in groups:
                 groups.append(group)
         return groups
-
-    def correlations(self, least: float = 0.95) -> list[tuple[str, str, float]]:
-        """Return the pairs of parameters whose errors are correlated by at least `least`, the strongest first."""
-        size = len(self.parameters)
-        covariance = inverse(_with_priors(_normal(self.jacobian, size), self.parameters))
-        if covariance is None:
-            return []
-        found = []
-        for i, j in combinations(range(size), 2):
-            both = math.sqrt(covariance[i][i] * covariance[j][j])
-            if both > 0 and abs(covariance[i][j]) >= least * both:
-                found.append((self.parameters[i].name, self.parameters[j].name, covariance[i][j] / both))
-        return sorted(found, key=lambda pair: -abs(pair[2]))
 
     def _place(self, name: str) -> int:
         return next(place for place, parameter in enumerate(self.parameters) if parameter.name == name)

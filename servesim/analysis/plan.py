@@ -26,7 +26,6 @@ from typing import Any
 
 from servesim.analysis.plan_space import Candidate
 from servesim.analysis.plan_units import AT, EDGE, FLEET, REFINE, RESOLUTION, Question, Row, Unit
-from servesim.units import suggest
 
 SPARE = (1.0, 0.75, 0.5)  # of the highest rate: the loads at which a finalist is shown
 MORE_REPLICAS = (0, 1, 2)
@@ -291,11 +290,3 @@ def interval_95(values: Sequence[float]) -> tuple[float, float] | None:
     t = T_95[len(values) - 2] if len(values) - 2 < len(T_95) else 2.0
     half = t * stdev(values) / math.sqrt(len(values))
     return mean(values) - half, mean(values) + half
-
-
-def candidate_named(spec: PlanSpec, key: str) -> Candidate:
-    """Return the candidate of `spec` with this key."""
-    named = {candidate.key: candidate for candidate in spec.candidates}
-    if key not in named:
-        raise suggest("candidate", key, named)
-    return named[key]

@@ -13,7 +13,6 @@ A row depends on its unit and the plan's workload and objectives alone: not on w
 from __future__ import annotations
 
 import math
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from servesim.analysis.plan_space import Candidate, Prospect, prospect_of
 from servesim.analysis.search import Answer, Found, Limit, Search
 from servesim.analysis.trial import Load, Trial, figures, load_of, run_trial
 from servesim.fleet.build import build_deployment
+from servesim.interrupts import leave_interrupts_to_the_parent
 from servesim.slo import Slo
 from servesim.workload.spec import WorkloadSpec
 
@@ -160,7 +160,7 @@ def workers(question: Question, jobs: int) -> Iterator[Callable[[Sequence[Unit]]
     if jobs <= 1:
         yield lambda units: (work(question, unit) for unit in units)
         return
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_leave_interrupts_to_the_parent)
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=leave_interrupts_to_the_parent)
 
     def run(units: Sequence[Unit]) -> Iterator[Row]:
         futures: list[Future[Row]] = [pool.submit(work, question, unit) for unit in units]
@@ -171,7 +171,3 @@ def workers(question: Question, jobs: int) -> Iterator[Callable[[Sequence[Unit]]
         yield run
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _leave_interrupts_to_the_parent() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

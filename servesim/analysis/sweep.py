@@ -6,7 +6,6 @@ how a row is printed.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from servesim.engine.spec import ServerSpec
 from servesim.fleet.build import build_deployment
 from servesim.fleet.simulate import run_deployment
 from servesim.fleet.spec import FleetSpec
+from servesim.interrupts import leave_interrupts_to_the_parent
 from servesim.slo import Slo
 from servesim.summary import Summary, summarize
 from servesim.workload.spec import WorkloadSpec
@@ -64,15 +64,11 @@ def cells_run(jobs: int, watch: Watch | None = None) -> Iterator[Callable[[Seque
     if jobs <= 1:
         yield lambda cells: (run_cell(cell, watch) for cell in cells)
         return
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_leave_interrupts_to_the_parent)
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=leave_interrupts_to_the_parent)
     try:
         yield lambda cells: pool.map(run_cell, cells)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _leave_interrupts_to_the_parent() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def knee(loads: Sequence[float], throughputs: Sequence[float | None], latencies: Sequence[float | None]) -> int | None:

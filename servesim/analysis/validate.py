@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -28,6 +27,7 @@ from servesim.catalog.hardware import HARDWARE
 from servesim.engine.server import Server, build_server
 from servesim.engine.simulate import run_workload
 from servesim.engine.spec import ServerSpec
+from servesim.interrupts import leave_interrupts_to_the_parent
 from servesim.report.documents import summary_document
 from servesim.summary import summarize
 from servesim.workload.spec import WorkloadSpec
@@ -337,12 +337,8 @@ def _pool(jobs: int) -> Iterator[Callable[..., Iterator[Any]]]:
     if jobs <= 1:
         yield map
         return
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_leave_interrupts_to_the_parent)
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=leave_interrupts_to_the_parent)
     try:
         yield pool.map
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _leave_interrupts_to_the_parent() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -26,7 +26,7 @@ def read_object(path: str, *, limit_bytes: int) -> dict[str, Any]:
 def parse_object(data: bytes, path: str) -> dict[str, Any]:
     """Return the JSON object that `data` is; `path` is what an error calls it."""
     try:
-        value = json.loads(data.decode("utf-8"), parse_constant=_refuse)
+        value = json.loads(data.decode("utf-8"), parse_constant=refuse_constant)
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: is not UTF-8 text") from error
     except (ValueError, RecursionError) as error:
@@ -36,7 +36,8 @@ def parse_object(data: bytes, path: str) -> dict[str, Any]:
     return value
 
 
-def _refuse(constant: str) -> float:
+def refuse_constant(constant: str) -> float:
+    """Refuse NaN and Infinity, which Python's reader takes and JSON does not have."""
     raise ValueError(f"{constant} is no JSON number")
 
 

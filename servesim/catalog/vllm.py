@@ -76,31 +76,3 @@ def _batch_defaults(hardware: Hardware, version: _Version, server: bool, world_s
     if hardware.memory_bytes >= 70 * GIB and "a100" not in hardware.name.lower():
         return (8192, 1024) if server else (16384, 1024)
     return (2048, 256) if server else (8192, 256)
-
-
-def effective_limits(
-    *,
-    default_tokens: int,
-    default_seqs: int,
-    max_num_batched_tokens: int | None = None,
-    max_num_seqs: int | None = None,
-    max_model_len: int | None = None,
-    chunked_prefill: bool = True,
-) -> tuple[int, int]:
-    """Return the (max_num_batched_tokens, max_num_seqs) that vLLM ends up with; None stands for "not set".
-
-    Without chunked prefill a budget that was not set is raised to `max_model_len`. A budget that was not set is then
-    cut to max_num_seqs x max_model_len, and seats that were not set to the budget. vLLM goes no further and refuses
-    a budget below the seats, as `EngineConfig` does.
-    """
-    seqs = default_seqs if max_num_seqs is None else max_num_seqs
-    tokens = max_num_batched_tokens
-    if tokens is None:
-        tokens = default_tokens
-        if max_model_len is not None:
-            if not chunked_prefill:
-                tokens = max(tokens, max_model_len)
-            tokens = min(tokens, seqs * max_model_len)
-    if max_num_seqs is None:
-        seqs = min(seqs, tokens)
-    return tokens, seqs

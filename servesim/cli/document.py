@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from servesim.catalog.json_file import refuse_constant
 from servesim.console import reason
 from servesim.errors import InputError
 
@@ -31,9 +32,9 @@ def first_object(path: str) -> dict[str, Any]:
         with open(path, encoding="utf-8") as file:
             head = file.readline(MAX_BYTES)
             try:
-                document = json.loads(head, parse_constant=_refuse)
+                document = json.loads(head, parse_constant=refuse_constant)
             except ValueError:
-                document = json.loads(head + file.read(MAX_BYTES), parse_constant=_refuse)
+                document = json.loads(head + file.read(MAX_BYTES), parse_constant=refuse_constant)
     except OSError as error:
         raise InputError(f"cannot read {path}: {reason(error)}") from error
     except UnicodeDecodeError as error:
@@ -43,7 +44,3 @@ def first_object(path: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise InputError(f"{path}: must be a JSON object")
     return document
-
-
-def _refuse(constant: str) -> float:
-    raise ValueError(f"{constant} is no JSON number")

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from servesim.catalog.json_file import refuse_constant
 from servesim.client.flavour import API_FLAVOURS, Flavour, RequestOptions, find_flavour
 from servesim.client.target import Target, parse_header, parse_target
 from servesim.engine.spec import Check, count, number, one_of, seconds, switch, text
@@ -25,16 +26,12 @@ def json_object(value: Any, name: str) -> dict[str, Any]:
     """Check for a JSON object, as text or as a document holds it."""
     if isinstance(value, str):
         try:
-            value = json.loads(value, parse_constant=_refuse)
+            value = json.loads(value, parse_constant=refuse_constant)
         except (ValueError, RecursionError) as error:
             raise InputError(f"{name} is {shown(value)}, must be a JSON object: {str(error)[:80].lower()}") from None
     if not isinstance(value, dict):
         raise InputError(f"{name} is {shown(value)}, must be a JSON object")
     return value
-
-
-def _refuse(constant: str) -> float:
-    raise ValueError(f"{constant} is no JSON number")
 
 
 def words(value: Any, name: str) -> str:

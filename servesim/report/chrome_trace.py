@@ -2,7 +2,7 @@
 
 The JSON object form of the Trace Event Format (Google, 2016). A run is a process. A request is a slice on a lane that
 is free for all of its time, and its phases are slices inside it; so a lane never holds two requests at once, and as
-many lanes are busy as requests are in flight. Times are microseconds.
+many lanes are busy as requests are in flight. Times are us.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from servesim.records import Outcome
 from servesim.report.lanes import spans_of
 from servesim.report.material import Material, NamedRun
+from servesim.report.numbers import us
 from servesim.report.series import Series, kv_use, preemption_times, running, step_tokens, waiting
 
 STEPS = 1  # the thread of the engine's steps
@@ -50,7 +51,7 @@ def _events(pid: int, named: NamedRun) -> Iterator[Event]:
         if series is not None:
             yield from _counter(pid, name, series, scale)
     for at in preemption_times(named.run) or ():
-        yield {"name": "preemption", "ph": "i", "s": "p", "pid": pid, "tid": STEPS, "ts": _us(at)}
+        yield {"name": "preemption", "ph": "i", "s": "p", "pid": pid, "tid": STEPS, "ts": us(at)}
 
 
 def _steps(pid: int, named: NamedRun) -> Iterator[Event]:
@@ -60,7 +61,7 @@ def _steps(pid: int, named: NamedRun) -> Iterator[Event]:
     yield _name(pid, STEPS, "thread_name", "steps")
     columns = (steps.end_s, steps.durations_s(), steps.decodes, steps.prefill_tokens, steps.kv_blocks)
     for number, (end_s, duration_s, decodes, prefill, blocks) in enumerate(zip(*columns, strict=True)):
-        start = _us(end_s - duration_s)
+        start = us(end_s - duration_s)
         yield {
             "name": "prefill step" if prefill else "decode step",
             "cat": "step",
@@ -68,7 +69,7 @@ def _steps(pid: int, named: NamedRun) -> Iterator[Event]:
             "pid": pid,
             "tid": STEPS,
             "ts": start,
-            "dur": max(0, _us(end_s) - start),
+            "dur": max(0, us(end_s) - start),
             "args": {"step": number, "decodes": decodes, "prefill_tokens": prefill, "kv_blocks": blocks},
         }
 
@@ -83,7 +84,7 @@ def _requests(pid: int, named: NamedRun) -> Iterator[Event]:
     lanes = 0
     for sent_s, index in order:
         spans = list(spans_of(run, index))
-        start, end = _us(sent_s), _us(spans[-1][2] if spans else sent_s)
+        start, end = us(sent_s), us(spans[-1][2] if spans else sent_s)
         while busy and busy[0][0] <= start:
             heappush(free, heappop(busy)[1])
         if free:
@@ -105,7 +106,7 @@ def _requests(pid: int, named: NamedRun) -> Iterator[Event]:
         name = f"request {run.requests.id(index)}"
         yield {"name": name, "cat": "request", "ts": start, "dur": max(0, end - start), "args": args, **common}
         for phase, begun, ended in spans:
-            yield {"name": phase, "cat": "phase", "ts": _us(begun), "dur": _us(ended) - _us(begun), **common}
+            yield {"name": phase, "cat": "phase", "ts": us(begun), "dur": us(ended) - us(begun), **common}
 
 
 def _counter(pid: int, name: str, series: Series, scale: float) -> Iterable[Event]:
@@ -114,13 +115,9 @@ def _counter(pid: int, name: str, series: Series, scale: float) -> Iterable[Even
     last: float | None = None
     for at, value in zip(times[::every], values[::every], strict=True):
         if value != last:
-            yield {"name": name, "ph": "C", "pid": pid, "ts": _us(at), "args": {"value": round(value * scale, 3)}}
+            yield {"name": name, "ph": "C", "pid": pid, "ts": us(at), "args": {"value": round(value * scale, 3)}}
             last = value
 
 
 def _name(pid: int, tid: int, kind: str, name: str) -> Event:
     return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
-
-
-def _us(seconds: float) -> int:
-    return round(seconds * 1e6)

@@ -12,7 +12,7 @@ Where prefill and decode are apart, `prefill` ends with the prompt; `link wait`,
 between it and the first token, as `servesim.pools` defines them.
 
 A measured request's wait and prefill cannot be told apart from outside: they are one phase, `queue and prefill`. Times
-are rounded to whole microseconds from its send, so that the parts add up to the last digit in every form.
+are rounded to whole us from its send, so that the parts add up to the last digit in every form.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 
 from servesim.errors import InputError
 from servesim.records import Outcome, Run
+from servesim.report.numbers import us
 from servesim.units import format_number, suggest
 
 PHASES = (
@@ -44,7 +45,7 @@ _ACROSS = (("link wait", "link_start_s"), ("transfer", "transfer_end_s"), ("deco
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """A stretch of one phase, in microseconds since the request was sent."""
+    """A stretch of one phase, in us since the request was sent."""
 
     phase: str
     start_us: int
@@ -124,11 +125,11 @@ def explain(run: Run, request: str) -> Explanation:
         output_tokens=records.output_tokens[index],
         sent_s=sent_s if sent_s == sent_s else None,
         spans=tuple(
-            Span(phase=phase, start_us=_us(start - sent_s), end_us=_us(end - sent_s))
+            Span(phase=phase, start_us=us(start - sent_s), end_us=us(end - sent_s))
             for phase, start, end in spans(run, index, times)
         ),
         homes={name: column[index] for name, column in run.homes.items()},
-        longest_gap_us=None if longest is None else _us(longest),
+        longest_gap_us=None if longest is None else us(longest),
         longest_gap_after=None if longest is None else gaps.index(longest) + 1,
     )
 
@@ -237,9 +238,5 @@ def _end(run: Run, index: int, times: list[float]) -> float | None:
     return max(known, default=None)
 
 
-def _us(seconds: float) -> int:
-    return round(seconds * 1e6)
-
-
-def _ms(microseconds: int) -> str:
-    return f"{format_number(microseconds / 1000, 3)} ms"
+def _ms(us: int) -> str:
+    return f"{format_number(us / 1000, 3)} ms"

@@ -14,9 +14,9 @@ from typing import Any
 from servesim.client.prompts import PromptAccuracy, prompt_accuracy
 from servesim.console import one_line
 from servesim.records import Outcome, Run
+from servesim.report.numbers import figure_at
 from servesim.report.text import LABEL, percent, slo_text, warmup_text
 from servesim.runfile import request_row
-from servesim.stats import Distribution
 from servesim.summary import Summary
 from servesim.units import format_duration, format_number
 
@@ -258,10 +258,10 @@ class FoundLoad:
 def _figures(repeats: Sequence[Summary]) -> dict[str, list[float | None]]:
     return {
         "output_tokens_per_s": [repeat.throughput.output_tokens_per_s for repeat in repeats],
-        "ttft_p50_ms": [_at(repeat.ttft_ms, "p50") for repeat in repeats],
-        "ttft_p99_ms": [_at(repeat.ttft_ms, "p99") for repeat in repeats],
-        "tpot_p50_ms": [_at(repeat.tpot_ms, "p50") for repeat in repeats],
-        "e2e_p50_ms": [_at(repeat.e2e_ms, "p50") for repeat in repeats],
+        "ttft_p50_ms": [figure_at(repeat.ttft_ms, "p50") for repeat in repeats],
+        "ttft_p99_ms": [figure_at(repeat.ttft_ms, "p99") for repeat in repeats],
+        "tpot_p50_ms": [figure_at(repeat.tpot_ms, "p50") for repeat in repeats],
+        "e2e_p50_ms": [figure_at(repeat.e2e_ms, "p50") for repeat in repeats],
     }
 
 
@@ -281,7 +281,7 @@ def _compared(key: str, server: Mapping[str, Any], summary: Summary) -> str | No
         return None
     mean: float | None = histogram.get("mean")
     cells = [
-        format_number(_at(getattr(summary, COMPARED[key]), "mean"), 2),
+        format_number(figure_at(getattr(summary, COMPARED[key]), "mean"), 2),
         format_number(None if mean is None else mean * 1000, 2),
         format_number(_difference(key, server, summary), 2),
     ]
@@ -291,7 +291,7 @@ def _compared(key: str, server: Mapping[str, Any], summary: Summary) -> str | No
 
 def _difference(key: str, server: Mapping[str, Any], summary: Summary) -> float | None:
     histogram = server.get(key)
-    mine = _at(getattr(summary, COMPARED[key]), "mean")
+    mine = figure_at(getattr(summary, COMPARED[key]), "mean")
     if mine is None or not isinstance(histogram, Mapping) or histogram.get("mean") is None:
         return None
     return mine - float(histogram["mean"]) * 1000
@@ -307,10 +307,6 @@ def _interval(interval: Any) -> str:
     if gt is None:
         return f"<= {float(le or 0) * 1000:g}"
     return f"> {gt * 1000:g}" if le is None else f"{gt * 1000:g} - {le * 1000:g}"
-
-
-def _at(distribution: Distribution | None, name: str) -> float | None:
-    return None if distribution is None else getattr(distribution, name)
 
 
 def _plain(value: float | None, digits: int = 1) -> str:

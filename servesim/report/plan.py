@@ -26,7 +26,6 @@ _NAMES = {
     "prefix_caching": "caching",
     "disagg": "p:d",
 }
-_NOT_COLUMNS = {"key", "devices", "replicas", "rate", "cost", "at"}
 WIDTH = 13
 
 

@@ -10,7 +10,7 @@ from servesim.report.chrome_trace import chrome_trace
 from servesim.report.csv import to_csv
 from servesim.report.documents import document, to_json
 from servesim.report.figure import picture
-from servesim.report.figures import FIGURES, draw
+from servesim.report.figures import draw
 from servesim.report.html import page
 from servesim.report.markdown import markdown
 from servesim.report.material import Material
@@ -106,8 +106,6 @@ RENDERERS: dict[str, Renderer] = {
     "json": Renderer(render=_json, suffixes=(".json",), summary="the summaries as one document"),
 }
 """Each form by the name that `--format` takes."""
-
-ALL_FIGURES = tuple(FIGURES)
 
 
 def format_of(path: str | None) -> str:

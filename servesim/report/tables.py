@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from servesim.report.material import Grid, NamedRun, number_at, shown_value
+from servesim.report.numbers import figure_at, whole
 from servesim.report.text import percent
 from servesim.stats import Distribution
 from servesim.summary import EngineFigures, Summary
@@ -84,7 +85,7 @@ def latency_table(runs: Sequence[NamedRun]) -> Table:
             if _is_noise(metric, named.summary, distribution):
                 continue
             name = f"{metric}, {named.name}" if len(runs) > 1 else metric
-            cells = (_at(distribution, percentile) for percentile in PERCENTILES)
+            cells = (figure_at(distribution, percentile) for percentile in PERCENTILES)
             rows.append((name, *(format_number(cell) for cell in cells)))
     return Table(title="Latency, ms", columns=("metric", *PERCENTILES), rows=rows, wide=(3,))
 
@@ -94,12 +95,12 @@ def engine_table(runs: Sequence[NamedRun]) -> Table | None:
     if all(named.summary.engine == EngineFigures() for named in runs):
         return None
     figures: list[tuple[str, Callable[[EngineFigures], str]]] = [
-        ("steps", lambda engine: _count(engine.steps)),
+        ("steps", lambda engine: whole(engine.steps)),
         ("mean batch", lambda engine: format_number(engine.mean_batch)),
         ("KV peak", lambda engine: percent(engine.kv_peak)),
         ("KV mean", lambda engine: percent(engine.kv_mean)),
-        ("preemptions", lambda engine: _count(engine.preemptions)),
-        ("evictions", lambda engine: _count(engine.evictions)),
+        ("preemptions", lambda engine: whole(engine.preemptions)),
+        ("evictions", lambda engine: whole(engine.evictions)),
         ("prefix hits", lambda engine: percent(engine.prefix_hit_rate)),
     ]
     rows = [(named.name, *(read(named.summary.engine) for _, read in figures)) for named in runs]
@@ -142,17 +143,9 @@ def _is_noise(metric: str, summary: Summary, distribution: Distribution | None) 
     return metric == "ttfo" and distribution == summary.ttft_ms
 
 
-def _at(distribution: Distribution | None, name: str) -> float | None:
-    return None if distribution is None else getattr(distribution, name)
-
-
 def _ms(distribution: Distribution | None, name: str) -> str:
     """Return a latency as a person would say it: `43.6 ms`, `17.68 s`."""
-    value_ms = _at(distribution, name)
+    value_ms = figure_at(distribution, name)
     if value_ms is None or value_ms < 10_000:
         return format_ms(value_ms)
     return format_duration(value_ms / 1000)
-
-
-def _count(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"

@@ -12,6 +12,7 @@ from servesim.latency import Completed
 from servesim.records import Run
 from servesim.report.features import feature_lines
 from servesim.report.numbers import percent as percent
+from servesim.report.numbers import whole
 from servesim.report.pools import pool_lines
 from servesim.slo import Slo, SloResult
 from servesim.stats import Distribution
@@ -151,7 +152,7 @@ def _engine_lines(engine: EngineFigures) -> Iterable[str]:
     )
     yield _line(
         "",
-        f"preemptions {_count(engine.preemptions)}   evictions {_count(engine.evictions)}   "
+        f"preemptions {whole(engine.preemptions)}   evictions {whole(engine.evictions)}   "
         f"prefix hit rate {percent(engine.prefix_hit_rate)}",
     )
 
@@ -175,7 +176,3 @@ def slo_text(result: SloResult) -> str:
         return f"{limit}: cannot be judged, no value is known"
     value = "requests that did not complete" if result.value_ms is None else format_ms(result.value_ms)
     return f"{limit}: {'met' if result.met else 'not met'} ({value})"
-
-
-def _count(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from servesim.serve.shapes import DONE, Choice, Context, Json, Writes, encode
+from servesim.serve.shapes import Choice, Context, Json, Writes, encode
+from servesim.wire.sse import DONE
 
 
 class LlamaCppShape:

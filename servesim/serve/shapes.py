@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 from servesim.serve.generation import Generation
 from servesim.serve.text import Speech
+from servesim.wire.sse import DONE
 
-DONE = b"data: [DONE]\n\n"
 Json = dict[str, Any]
 Writes = tuple[bytes, ...]
 

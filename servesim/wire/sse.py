@@ -147,15 +147,3 @@ class SseDecoder:
             raise ProtocolError(f"a line of the stream is longer than {MAX_EVENT_BYTES} bytes")
         self._tail.append(piece)
         self._tail_stamp = stamp
-
-
-def encode_event(data: str, name: str = "") -> bytes:
-    """Return one event with `data`, split into as many `data:` lines as it has lines, and the type `name`."""
-    lines = [f"event: {name}"] if name else []
-    lines += [f"data: {line}" for line in data.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
-    return ("\n".join(lines) + "\n\n").encode("utf-8")
-
-
-def encode_comment(text: str = "") -> bytes:
-    """Return a comment, which every decoder passes over: a heartbeat."""
-    return f": {text}\n\n".encode()
