@@ -11,6 +11,7 @@ from servesim.cli.parser import Group, Option, Parser
 from servesim.console import Console
 from servesim.engine.server import build_server
 from servesim.interrupts import Interrupts
+from servesim.live.attach import attach
 from servesim.serve.run import Serving, prepare
 from servesim.serve.spec import DIALECTS, SERVE_CHECKS, ServeSpec
 
@@ -120,7 +121,9 @@ def run(argv: Sequence[str]) -> int:
     spec = serve_spec(values)
     serving = prepare(server, spec)
     app = serving.app
+    attach(serving)
     print(f"serving {app.model_name} as {spec.dialect} at {serving.url}", flush=True)
+    console.note(f"the live page is at {serving.url}/")
     with Interrupts() as interrupts, Interrupts(number=signal.SIGTERM) as terminations:
         serving.loop.run(lambda: interrupts.asked or terminations.asked)
     _report(serving, console)

@@ -1,0 +1,117 @@
+"""Counts what happens and tells the figures of the last few seconds; exact, for sources that see every request.
+
+It is told the time, on any one clock, and never goes back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from servesim.live.figures import WINDOW_S, Figures
+from servesim.stats import nearest_rank
+
+MAX_HELD = 1 << 16  # latencies; beyond, the oldest are forgotten before their time
+
+
+class Trail:
+    """The last values of a running total that begins at 0, to tell how much it grew."""
+
+    __slots__ = ("_points", "_window_s")
+
+    def __init__(self, began_s: float, window_s: float = WINDOW_S) -> None:
+        self._points: deque[tuple[float, float]] = deque([(began_s, 0.0)])
+        self._window_s = window_s
+
+    def add(self, at_s: float, total: float) -> None:
+        """Take in how much it is now."""
+        self._points.append((at_s, total))
+        while self._points[0][0] < at_s - self._window_s:
+            self._points.popleft()
+
+    @property
+    def growth(self) -> float:
+        """How much the total grew within the window."""
+        return self._points[-1][1] - self._points[0][1]
+
+
+class _Latencies:
+    """Times of the last few seconds."""
+
+    __slots__ = ("_points", "_window_s")
+
+    def __init__(self, window_s: float) -> None:
+        self._points: deque[tuple[float, float]] = deque(maxlen=MAX_HELD)
+        self._window_s = window_s
+
+    def add(self, at_s: float, seconds: float) -> None:
+        self._points.append((at_s, seconds))
+
+    def mean_and_p95(self, now: float) -> tuple[float | None, float | None]:
+        while self._points and self._points[0][0] < now - self._window_s:
+            self._points.popleft()
+        values = sorted(seconds for _, seconds in self._points)
+        if not values:
+            return None, None
+        return math.fsum(values) / len(values), values[nearest_rank(95, len(values)) - 1]
+
+
+class Meter:
+    """One source's events."""
+
+    def __init__(self, now: float, window_s: float = WINDOW_S) -> None:
+        self._began_s = now
+        self._window_s = window_s
+        self._ttft = _Latencies(window_s)
+        self._tpot = _Latencies(window_s)
+        self._totals = {"tokens": 0.0, "completed": 0.0, "failed": 0.0}
+        self._trails = {name: Trail(now, window_s) for name in self._totals}
+
+    def tokens(self, count: float) -> None:
+        """Output tokens came."""
+        self._totals["tokens"] += count
+
+    def first_token(self, at_s: float, ttft_s: float) -> None:
+        """A request had its first token."""
+        self._ttft.add(at_s, ttft_s)
+
+    def completed(self, at_s: float, tpot_s: float | None) -> None:
+        """A request had its last token."""
+        self._totals["completed"] += 1
+        if tpot_s is not None:
+            self._tpot.add(at_s, tpot_s)
+
+    def failed(self, count: float = 1.0) -> None:
+        """Requests came to nothing."""
+        self._totals["failed"] += count
+
+    def figures(
+        self,
+        now: float,
+        *,
+        running: float | None = None,
+        waiting: float | None = None,
+        kv_usage: float | None = None,
+        prefix_hit_rate: float | None = None,
+        preempted: float | None = None,
+    ) -> Figures:
+        """Return what there is to show; `preempted` is how many were within the window."""
+        window_s = max(1e-3, min(self._window_s, now - self._began_s))
+        for name, trail in self._trails.items():
+            trail.add(now, self._totals[name])
+        rates = {name: trail.growth / window_s for name, trail in self._trails.items()}
+        ttft, tpot = self._ttft.mean_and_p95(now), self._tpot.mean_and_p95(now)
+        return Figures(
+            output_tokens_per_s=rates["tokens"],
+            ttft_mean_s=ttft[0],
+            ttft_p95_s=ttft[1],
+            tpot_mean_s=tpot[0],
+            tpot_p95_s=tpot[1],
+            running=running,
+            waiting=waiting,
+            kv_usage=kv_usage,
+            prefix_hit_rate=prefix_hit_rate,
+            completed_per_s=rates["completed"],
+            preempted_per_s=None if preempted is None else preempted / window_s,
+            failed_per_s=rates["failed"],
+        )
