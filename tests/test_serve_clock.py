@@ -270,6 +270,20 @@ class Lateness(unittest.TestCase):
         self.assertAlmostEqual(first, bench.clock.to_wall(bench.token_times[id(generation)][0]) + 0.004)
         self.assertAlmostEqual(generation.last_s, ideal)
 
+    def test_what_cannot_be_caught_up_with_is_given_up(self) -> None:
+        bench = Bench(build_server(ServerSpec(**SMALL)))
+        first, second = bench.generation(20, 10), bench.generation(20, 10)
+        bench.clock.submit(first)
+        bench.turn()
+        bench.now += 60.0  # the lid was closed
+        second.arrived_s = bench.now - 0.001
+        bench.clock.submit(second)
+        bench.finish()
+        self.assertTrue(first.over and second.over)
+        self.assertAlmostEqual(bench.clock.slipped_s, 60.0, delta=0.1)
+        self.assertLess(second.last_s - second.arrived_s, 1.0)
+        self.assertLess(bench.token_times[id(second)][-1], 1.0)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -2,7 +2,8 @@
 
 The engine's clock runs `speed` times as fast as the wall's and never drifts from it: a step begins where the last one
 ended, however late that was noticed, and a request is due at the engine time at which it was read. So the decisions are
-those of a run in virtual time with the same arrivals, and lateness shows in the tokens' times but does not add up.
+those of a run in virtual time with the same arrivals, and lateness shows in the tokens' times but does not add up. A
+machine that is too slow for the load, or was asleep, is another matter: beyond `MAX_LAG_S` the engine's clock slips.
 
 A client that waits for an answer before it asks again does so at once in a simulation, while here two processes and a
 network are in between. So a request that comes on the connection whose answer ended with the last step counts as due
@@ -37,6 +38,7 @@ MAX_GENERATIONS = 16384  # in the house at once
 FORGET_STEPS = 1 << 16
 SETTLE_SHARE = 0.5  # of the next step's least duration: how long its decision may wait after the last hand-out
 LATEST_SHARE = 0.8  # and how far into the step it may come
+MAX_LAG_S = 0.25  # of wall time: who is further behind does not catch up
 
 
 class StepListener(Protocol):
@@ -144,6 +146,7 @@ class EngineClock:
         self._listener = listener
         self._read_clock = read_clock
         self._origin_s = read_clock()
+        self.slipped_s = 0.0  # wall time that was given up
         self._handed_out_s = -math.inf  # when the last step's tokens were
         self._at: list[Generation | None] = [None] * rows
         self._ended: list[Generation] = []  # whose rows were given back in the step that was just made
@@ -300,6 +303,9 @@ class EngineClock:
         self._handed_out_s = now
         end_s, now, least_s = self.to_wall(step.end_s), self._read_clock(), self._least_step_s()
         self._listener.on_step(step, tokens, now - end_s)
+        if now - end_s > MAX_LAG_S:
+            self._slip(now - end_s, now)
+            end_s = now
         self._decide_by_s = min(now + min(self.settle_s, least_s * SETTLE_SHARE), end_s + least_s * LATEST_SHARE)
         return True
 
@@ -330,6 +336,13 @@ class EngineClock:
         if self._ended:  # first, since their clients may have more to ask
             step.growth[:0] = [(generation, generation.target) for generation in self._ended]
             self._ended = []
+
+    def _slip(self, seconds: float, now: float) -> None:
+        """Give up `seconds` that cannot be caught up with: the engine's clock stands still for so long."""
+        self._origin_s += seconds
+        self.slipped_s += seconds
+        self.workload.hasten(self.from_wall(now))
+        self.engine.door.reset_wake()
 
     def _least_step_s(self) -> float:
         """Return the least wall time that the next step takes."""

@@ -67,6 +67,13 @@ class LiveWorkload(Workload):
         self._heap = kept
         return True
 
+    def hasten(self, now: float) -> None:
+        """Make those that are due after `now` due at `now`: the clock that their times were read on has slipped."""
+        for _, _, row in self._heap:
+            self.requests.arrival_s[row] = min(self.requests.arrival_s[row], now)
+        self._heap = [(min(due, now), serial, row) for due, serial, row in self._heap]
+        heapify(self._heap)
+
     def free(self, row: int) -> None:
         """Give a row back."""
         if self.requests.content is not None:

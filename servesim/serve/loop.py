@@ -1,7 +1,7 @@
 """The server's one thread: sockets, the engine's steps, timers, in that order of urgency from last to first.
 
 A turn: wait for sockets, but not beyond the end of the step under way; hand out its tokens if it is over; read from
-sockets that are ready, for as long as no step ends; let the engine decide on its next step. Sockets that are ready are
+sockets that are ready, a few or as many as there is time for; let the engine decide on its next step. Sockets that are ready are
 looked at before tokens are handed out and read afterwards, so that a request counts from when it came.
 
 `select` rounds up to a millisecond: the last one before a step's end is slept through.
@@ -28,6 +28,7 @@ SWEEP_S = 0.25
 GC_IDLE_S = 2.0  # collect garbage when nothing was under way for so long
 GC_BUSY_S = 300.0  # and when something always is, so seldom
 ACCEPTS_A_TURN = 64
+LEAST_READS = 4  # a turn, however late it is: who leaves must be heard
 BACKLOG = 1024
 _CLOCK_TICK_S = 0.001
 
@@ -159,10 +160,12 @@ class Loop:
         handed_out = clock.hand_out(seen_s)
         for key, mask in events:
             self._take_event(key, mask, seen_s)
-        while self._ready and time.monotonic() < clock.free_until_s:
+        reads = 0
+        while self._ready and (reads < LEAST_READS or time.monotonic() < clock.free_until_s):
             connection, came_s = self._ready.popleft()
             connection.queued = False
             self._read(connection, came_s)
+            reads += 1
         now = time.monotonic()
         clock.decide(now, more=bool(self._ready))
         while self._timers and self._timers[0][0] <= now:

@@ -81,6 +81,9 @@ class OwnMetrics:
             LATENESS_BOUNDS_S,
         )
         self.steps = Counter("servesim:steps_total", "Steps of the simulated engine.")
+        self.slipped = Counter(
+            "servesim:clock_slipped_seconds_total", "Wall time that the engine was behind and did not catch up with."
+        )
         self.tokens = Counter("servesim:output_tokens_total", "Output tokens handed out.")
         self.connections = Counter("servesim:connections", "Open connections.", "gauge")
         self.faults = Counter(
@@ -100,11 +103,13 @@ class OwnMetrics:
 
     def families(self, clock: EngineClock) -> list[Family]:
         self.speed.set(clock.speed)
+        self.slipped.set(clock.slipped_s)
         self.free_blocks.set(clock.last.free_blocks)
         self.num_blocks.set(clock.config.num_blocks)
         instruments: Sequence[Instrument] = (
             self.lateness,
             self.steps,
+            self.slipped,
             self.tokens,
             self.connections,
             self.faults,
