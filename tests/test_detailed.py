@@ -7,6 +7,7 @@ import unittest
 from dataclasses import replace
 
 from servesim.catalog.hardware import HARDWARE
+from servesim.catalog.model import Model
 from servesim.catalog.models import MODELS
 from servesim.cost.detailed import TERMS, Detailed, Split
 from servesim.cost.model import COST_MODELS, CostModel
@@ -20,12 +21,19 @@ H100, CPU = HARDWARE["h100-sxm-80gb"], HARDWARE["cpu-4vcpu"]
 
 PERFECT = DetailedParameters(
     **{
-        **dict.fromkeys(("mfu", "mbu", "kv_mbu", "attention_mfu", "mixed_kv", "bus_share"), 1.0),
+        **dict.fromkeys(("mfu", "mbu", "kv_mbu", "attention_mfu", "expert_mfu", "mixed_kv", "bus_share"), 1.0),
         **dict.fromkeys(("overhead_ms", "traffic_vectors", "layer_us", "eager_layer_us", "sequence_us"), 0.0),
         **dict.fromkeys(("request_ms", "ingest_ms", "allreduce_us", "graph_limit"), 0.0),
         "softness": 20.0,
     }
 )
+
+
+def _routed(model: Model) -> float:
+    """Return the share of a token's arithmetic, the head apart, that its routed experts have."""
+    split = Split.of(model)
+    routed = split.routed_params * split.routed_share
+    return routed / (split.body_params + routed)
 
 
 def random_step(rng: random.Random) -> tuple[int, int, list[tuple[int, int]]]:
@@ -140,6 +148,27 @@ class Kinds(unittest.TestCase):
         two = Detailed(LLAMA, H100, pipeline_parallel=2, parameters=PERFECT)
         self.assertAlmostEqual(two.terms(1, 9000)["weights"], one.terms(1, 9000)["weights"])
         self.assertAlmostEqual(two.terms(1, 9000)["kv"], one.terms(1, 9000)["kv"] / 2)
+
+    def test_ranks_that_share_the_experts_read_their_part_and_send_each_other_their_tokens(self) -> None:
+        split = Split.of(DEEPSEEK)
+        for whole in (1, 8):
+            cost = Detailed(DEEPSEEK, H100, expert_parallel=whole, data_parallel=8, parameters=PERFECT)
+            terms = cost.terms(4096, 0)
+            read_s = (split.body_bytes + split.routed_bytes / 8) / (H100.bandwidth_gb_s * 1e9)
+            self.assertAlmostEqual(cost.terms(1, 0)["weights"], read_s, delta=0.9 * read_s)
+            self.assertLessEqual(cost.terms(64, 0)["weights"], read_s * 1.001)
+            self.assertGreater(terms["links"], 0.0)
+            alone = Detailed(DEEPSEEK, H100, parameters=PERFECT).terms(4096, 0)
+            self.assertEqual(alone["links"], 0.0)
+        dense = Detailed(LLAMA, H100, data_parallel=8, parameters=PERFECT)
+        self.assertEqual(dense.terms(64, 1000), Detailed(LLAMA, H100, parameters=PERFECT).terms(64, 1000))
+
+    def test_experts_compute_at_an_efficiency_of_their_own(self) -> None:
+        slow = replace(PERFECT, expert_mfu=0.1)
+        prompt = [(8192, 8192)]
+        for model, times in ((LLAMA, 1.0), (MIXTRAL, 1 + 9 * _routed(MIXTRAL))):
+            fast_s, slow_s = (Detailed(model, H100, parameters=p).terms(0, 0, prompt) for p in (PERFECT, slow))
+            self.assertAlmostEqual(slow_s["compute"] / fast_s["compute"], times, delta=1e-6 * times)
 
     def test_the_busiest_expert_rank_sets_the_pace(self) -> None:
         alone, shared = Detailed(DEEPSEEK, H100, 8), Detailed(DEEPSEEK, H100, 8, expert_parallel=8)

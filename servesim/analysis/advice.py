@@ -9,7 +9,7 @@ import math
 
 from servesim.analysis.fit import Solution
 
-PHYSICAL = ("mfu", "mbu", "kv_mbu", "attention_mfu", "bus_share")
+PHYSICAL = ("mfu", "mbu", "kv_mbu", "attention_mfu", "expert_mfu", "bus_share")
 """Shares of a datasheet's peak: above 1 they say that something else was not what it was taken for."""
 
 REMEDIES: tuple[tuple[frozenset[str], str], ...] = (
@@ -19,6 +19,7 @@ REMEDIES: tuple[tuple[frozenset[str], str], ...] = (
     (frozenset({"mfu", "request_ms"}), "add a run with prompts of another length"),
     (frozenset({"ingest_ms", "request_ms"}), "add a run at concurrency 1 beside one at 32 or more"),
     (frozenset({"mfu"}), "add a run with prompts of 1,024 tokens or more"),
+    (frozenset({"expert_mfu"}), "add a run of a mixture with prompts of 1,024 tokens or more"),
     (frozenset({"mbu"}), "add a run at concurrency 1, and one of a larger model"),
     (frozenset({"kv_mbu"}), "add a run at concurrency 32 or more with contexts of 4,096 tokens or more"),
     (frozenset({"mixed_kv"}), "add a run at concurrency 32 or more with short outputs"),

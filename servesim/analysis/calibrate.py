@@ -37,6 +37,7 @@ GUESS: dict[str, float] = {
     "sequence_us": 0.7,
     "mixed_kv": 0.4,
     "attention_mfu": 0.5,
+    "expert_mfu": 0.7,
     "eager_layer_us": 1.0,
     "layer_us": 0.7,
     "decode_work": 0.3,
@@ -302,6 +303,8 @@ def _detailed_parameters(
 
 
 def _makes_sense(name: str, base: Hardware, measurements: Sequence[Measurement]) -> bool:
+    if name == "expert_mfu":
+        return any(measurement.server.model.experts is not None for measurement in measurements)
     if name == "allreduce_us":
         return any(measurement.server.spec.tensor_parallel_size > 1 for measurement in measurements)
     if name in ("layer_us", "eager_layer_us", "mixed_kv"):

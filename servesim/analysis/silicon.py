@@ -52,8 +52,11 @@ MODEL_NAMES = {
     "zhipuai/GLM-5": "glm-5",
 }
 QUANTIZATIONS = {"": None, "fp8": "fp8", "fp8_block": "fp8", "nvfp4": "nvfp4", "int4_wo": None}
-FITTED = ("mbu", "mfu", "overhead_ms", "ingest_ms", "kv_mbu", "mixed_kv", "sequence_us")
-"""What a group's two points may tell: four figures, held by the priors of `calibrate`."""
+FITTED = ("mbu", "overhead_ms", "ingest_ms", "kv_mbu", "mixed_kv", "sequence_us")
+"""What a group's two points may tell beside `COMPUTE`: four figures, held by the priors of `calibrate`."""
+
+COMPUTE = {"dense": "mfu", "mixture": "expert_mfu"}
+"""The efficiency of prompts, by class: a mixture computes most of a token in its experts, and those far less well."""
 
 MAX_EVALUATIONS = 22
 MAX_CONCURRENCY = 1024
@@ -200,7 +203,7 @@ def fit_group(group: Group) -> GroupFit:
         fit = calibrate(
             [measurements[place] for place in chosen],
             cost_model="detailed",
-            names=FITTED,
+            names=(COMPUTE[group.model_class], *FITTED),
             tolerance=1e-2,
             max_evaluations=MAX_EVALUATIONS,
             guess=guessed,
@@ -237,21 +240,29 @@ def _errors(measurement: Measurement, hardware: Hardware, point: tuple[int, floa
 def transfers(fits: Sequence[GroupFit]) -> list[tuple[Group, dict[str, float]]]:
     """Return each group with the median parameters of the other models on its hardware and engine, for `applied`.
 
-    A group whose hardware and engine served no other model is left out.
+    They are those of other models of its class, dense or mixture, where there is one. A group whose hardware and engine
+    served no other model is left out.
     """
     found = []
     for fit in fits:
         group = fit.group
         others = [
-            other.values
+            other
             for other in fits
             if other.values
             and (other.group.hardware, other.group.engine) == (group.hardware, group.engine)
             and MODEL_NAMES[other.group.model] != MODEL_NAMES.get(group.model)
         ]
+        alike = [other for other in others if other.group.model_class == group.model_class]
         if others and fit.values:
-            found.append((group, {name: statistics.median(each[name] for each in others) for name in FITTED}))
+            found.append((group, _medians([other.values for other in alike or others])))
     return found
+
+
+def _medians(values: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Return the median of each parameter over those that have it."""
+    names = dict.fromkeys(name for each in values for name in each)
+    return {name: statistics.median(each[name] for each in values if name in each) for name in names}
 
 
 def applied(task: tuple[Group, dict[str, float]]) -> GroupFit:

@@ -4,7 +4,7 @@
 
 | term | formula, on one of tp devices |
 |---|---|
-| body | soft maximum of compute 2 x P_body x tokens / (FLOP/s x mfu) and weights read / (B/s x mbu) |
+| body | soft maximum of compute 2 x P x tokens / (FLOP/s x mfu) and weights read / (B/s x mbu); experts: expert_mfu |
 | head | the same over the vocabulary's matrix, computed for sampled rows only and read in every step |
 | KV read | contexts of decoding sequences x KV bytes / (B/s x kv_mbu), x mixed_kv in a step that has a prompt in it |
 | attention | soft maximum of 4 x heads x head_dim x layers x sum q(c + q/2) / (FLOP/s x attention_mfu) and KV read |
@@ -101,7 +101,7 @@ class Detailed:
     """
 
     __slots__ = ("_attention_s", "_flop_per_s", "_kv_s", "_mixed_kv_s", "_of_batch", "_split", "_windowed", "byte_s",
-                 "can_beat_floor", "experts_over", "hardware", "ingest_s", "model", "parallel", "parameters",
+                 "can_beat_floor", "experts_over", "hardware", "ingest_s", "model", "parallel", "parameters", "ranks",
                  "stages")  # fmt: skip
 
     def __init__(
@@ -113,22 +113,26 @@ class Detailed:
         kv_bytes_per_token: int | None = None,
         pipeline_parallel: int = 1,
         expert_parallel: int = 1,
+        data_parallel: int = 1,
         parameters: DetailedParameters | None = None,
     ) -> None:
         """Prepare the model on `tensor_parallel` x `pipeline_parallel` devices; `parameters` None takes the device's.
 
         A pipeline divides what grows with the batch, not the weight read: a batch goes through in as many parts as
-        there are stages, and each part reads the weights of every stage.
+        there are stages, and each part reads the weights of every stage. `expert_parallel` devices have whole experts;
+        `data_parallel` ranks, each as busy as this one, share the experts and send each other their tokens.
         """
         for name, value in (
             ("tensor_parallel_size", tensor_parallel),
             ("pipeline_parallel_size", pipeline_parallel),
             ("expert_parallel_size", expert_parallel),
+            ("data_parallel_size", data_parallel),
         ):
             if value < 1:
                 raise InputError(f"{name} is {value}, must be 1 or more")
         self.model, self.hardware = model, hardware
         self.parallel, self.stages, self.experts_over = tensor_parallel, pipeline_parallel, expert_parallel
+        self.ranks = data_parallel if model.experts is not None else 1
         p = self.parameters = DetailedParameters.of(hardware) if parameters is None else parameters
         self._split = Split.of(model)
         rate = hardware.fp8_tflops if model.compute_dtype in _EIGHT_BITS else None
@@ -243,10 +247,10 @@ class Detailed:
         p, split = self.parameters, self._split
         flop = 2 * (tokens + (p.decode_work - 1) * decoding)
         busiest = self._busiest(tokens)
-        work = split.body_params + split.routed_params * split.routed_share * busiest
-        hit = 1 - (1 - split.routed_share) ** tokens if split.routed_params else 0.0
-        read = split.body_bytes + split.routed_bytes * min(1.0, hit * busiest)
-        return flop * work / (self._flop_per_s * p.mfu), read * self.byte_s / (p.mbu * self.parallel)
+        work = split.body_params / p.mfu + split.routed_params * split.routed_share * busiest / p.expert_mfu
+        hit = 1 - (1 - split.routed_share) ** (tokens * self.ranks) if split.routed_params else 0.0
+        read = split.body_bytes + split.routed_bytes * min(1.0, hit * busiest) / self.ranks
+        return flop * work / self._flop_per_s, read * self.byte_s / (p.mbu * self.parallel)
 
     def _busiest(self, tokens: int) -> float:
         """Return the load of the busiest of the devices that share the experts, over the mean.
@@ -255,7 +259,7 @@ class Detailed:
         """
         if self.experts_over == 1 or self.model.experts is None:
             return 1.0
-        mean = max(tokens, 1) * self.model.experts.top_k / self.experts_over
+        mean = max(tokens, 1) * self.ranks * self.model.experts.top_k / self.experts_over
         return min(1 + math.sqrt(2 * math.log(self.experts_over) / mean), float(self.experts_over))
 
     def _head(self, rows: int) -> float:
@@ -273,7 +277,11 @@ class Detailed:
         return self.model.layers * (p.layer_us + (p.eager_layer_us if eager else 0.0)) / 1e6
 
     def _links(self, tokens: int) -> float:
-        """Return the time of all-reduces (two a layer), of the experts' all-to-alls, and of sends between stages."""
+        """Return the time of all-reduces (two a layer), of the experts' tokens, and of sends between stages.
+
+        Whole experts are sent the tokens that chose them, and send them back (all-to-all); where each rank has a part
+        of every expert, all tokens go to all ranks and back (all-gather, reduce-scatter).
+        """
         p, model, seconds = self.parameters, self.model, 0.0
         message = tokens * model.hidden * 2
         bus = (self.hardware.bus_gb_s or self.hardware.bandwidth_gb_s) * 1e9 * p.bus_share
@@ -282,7 +290,10 @@ class Detailed:
             seconds += 2 * model.layers * (p.allreduce_us / 1e6 + ring * message / bus / self.stages)
         if self.experts_over > 1 and model.experts is not None:
             away = (self.experts_over - 1) / self.experts_over
-            sent = message * model.experts.top_k / self.experts_over * away
+            sent = message * model.experts.top_k / self.parallel * away
+            seconds += 2 * model.experts.layers * (p.allreduce_us / 1e6 + sent / bus)
+        elif self.ranks > 1 and model.experts is not None:
+            sent = message * (self.ranks - 1) / self.parallel
             seconds += 2 * model.experts.layers * (p.allreduce_us / 1e6 + sent / bus)
         if self.stages > 1:
             seconds += (self.stages - 1) * (p.allreduce_us / 1e6 + message / bus / self.stages)

@@ -80,6 +80,7 @@ class Server:
         return {
             "pipeline_parallel": parallel.pipeline,
             "expert_parallel": parallel.expert_devices if parallel.expert else 1,
+            "data_parallel": parallel.data,
         }
 
     def describe(self) -> dict[str, Any]:
@@ -288,6 +289,8 @@ def _warnings(spec: ServerSpec, asked: ServerSpec, hardware: Hardware, plan: Cap
         warnings.append("the roofline leaves out the communication of tensor parallelism: times are a lower bound")
     if spec.pipeline_parallel_size > 1 and spec.cost_model == "roofline":
         warnings.append("the roofline takes a step through all pipeline stages before the next: no two batches overlap")
+    if spec.data_parallel_size > 1 and spec.cost_model == "roofline" and plan.model.experts is not None:
+        warnings.append("the roofline reads all experts on every rank, though each holds a part: ask for detailed")
     warnings += [
         f"{name} is {value:g}, above 1: steps may be faster than the datasheet of {hardware.name} allows"
         for name, value in (("mfu", hardware.mfu), ("mbu", hardware.mbu))

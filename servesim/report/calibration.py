@@ -17,6 +17,7 @@ ABOUT: dict[str, str] = {
     "overhead_ms": "host time of a step",
     "kv_mbu": "share of peak bandwidth, KV reads",
     "attention_mfu": "share of peak FLOP/s, prompt attention",
+    "expert_mfu": "share of peak FLOP/s, routed experts",
     "mixed_kv": "KV reads beside a prompt, times",
     "decode_work": "compute of a decoding token over a prompt's",
     "softness": "p of the soft maximum",

@@ -110,16 +110,6 @@ def beside_dict(server: Server) -> dict[str, object]:
     return found
 
 
-def vllm_log_line(plan: CapacityPlan, max_model_len: int) -> str:
-    """Return what vLLM 0.31 and later logs at startup of this cache (vllm/v1/core/kv_cache_utils.py)."""
-    concurrency = plan.vllm_concurrency(max_model_len)
-    device = "GPU" if plan.hardware.kind == "gpu" else "CPU"
-    return (
-        f"{device} KV cache size: {int(concurrency * max_model_len):,} tokens, "
-        f"Maximum concurrency for {max_model_len:,} tokens per request: {concurrency:.2f}x"
-    )
-
-
 def _shards(plan: CapacityPlan) -> str:
     """Return how many devices there are, and how they share the model."""
     parallel = plan.parallel
@@ -280,6 +270,8 @@ def _notes(plan: CapacityPlan) -> list[str]:
         notes.append(f"KV per token is a mean over {plan.tokens_per_request:,} tokens (--tokens-per-request)")
     if plan.parallel.devices > 1:
         notes.append("the step leaves communication between devices out")
+    if plan.parallel.data > 1 and plan.model.experts is not None:
+        notes.append("the step reads all experts, of which a rank holds a part (--cost-model detailed --explain-cost)")
     if plan.parallel.pipeline > 1:
         notes.append("the step goes through all stages one after the other")
     if plan.hardware.fitted:
