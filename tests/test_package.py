@@ -30,6 +30,7 @@ LAYERS = [
     "slo",
     "runfile",
     "runlines",
+    "runrows",
     "runreader",
     "pools",
     "classes",
