@@ -11,9 +11,10 @@ from typing import Any
 from servesim.engine.engine import Engine
 from servesim.engine.server import Server, build_server
 from servesim.engine.spec import ServerSpec
-from servesim.serve.engine_clock import EndedStep, EngineClock, StepTokens
+from servesim.serve.engine_clock import EngineClock
 from servesim.serve.generation import Generation
 from servesim.serve.prefixes import Prefixes
+from servesim.serve.steps import EndedStep, StepTokens
 from servesim.workload.requests import Requests
 from servesim.workload.workload import ClosedLoop, OpenLoop, Workload
 

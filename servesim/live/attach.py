@@ -14,9 +14,9 @@ from servesim.live.page import page_routes
 from servesim.live.steering import Steering
 from servesim.live.traffic import Traffic
 from servesim.serve.app import ServeApp
-from servesim.serve.engine_clock import EndedStep, StepTokens
 from servesim.serve.generation import Generation
 from servesim.serve.run import Serving
+from servesim.serve.steps import EndedStep, StepTokens
 
 FIRST_SAMPLE_S = 0.05
 

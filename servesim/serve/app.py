@@ -8,23 +8,20 @@ from __future__ import annotations
 import hmac
 import json
 import time
-from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from servesim.engine.server import Server
 from servesim.serve.answer import Answer, Shape
-from servesim.serve.asked import Asked, Messages
+from servesim.serve.asked import Asked
 from servesim.serve.connection import Connection
-from servesim.serve.engine_clock import EndedStep, EngineClock, StepListener, StepTokens
+from servesim.serve.desk import Desk
+from servesim.serve.engine_clock import EngineClock
 from servesim.serve.errors import (
     ApiError,
-    bad_request,
     internal_error,
-    max_tokens_too_large,
     not_found,
-    prompt_too_long,
     queue_full,
     shutting_down,
     unauthorized,
@@ -37,7 +34,7 @@ from servesim.serve.metrics import DialectMetrics, Metrics
 from servesim.serve.prefixes import Prefixes
 from servesim.serve.shapes import Choice, Context
 from servesim.serve.spec import ServeSpec
-from servesim.serve.text import Speech
+from servesim.serve.steps import EndedStep, StepListener, StepTokens
 from servesim.serve.tokenizer import Tokenizer
 from servesim.workload.seeds import random_stream
 
@@ -110,9 +107,8 @@ class ServeApp:
         self.dialect = self._make_dialect(self)
         self.metrics = Metrics(self.dialect.metrics)
         self.clock = EngineClock(server, self, speed=self.spec.speed, settle_s=self.spec.settle_s)
-        self.prefixes = Prefixes(config.block_size) if config.prefix_caching else None
+        self.desk = Desk(self.clock, self.spec, self.tokenizer, self._random, max_model_len=self.max_model_len)
         self.routes = {**self._open_routes, **self.dialect.routes()}
-        self._tails: dict[Generation, tuple[bytes, array[int]]] = {}  # what answers go on from, for the prefix cache
 
     def restart(self, server: Server) -> None:
         """Go on as if stopped and started again with other options, on the same port.
@@ -137,6 +133,11 @@ class ServeApp:
     def has_api_key(self) -> bool:
         """Whether clients must give a key."""
         return self._api_key is not None
+
+    @property
+    def prefixes(self) -> Prefixes | None:
+        """What the prefix cache knows prompts by; None without one."""
+        return self.desk.prefixes
 
     # What the engine does
 
@@ -228,20 +229,6 @@ class ServeApp:
 
     # Requests for text
 
-    def tokens_of(self, prompt: str | array[int] | Messages) -> array[int]:
-        """Return a prompt's tokens. Raises ApiError if it is too long, without looking at all of it."""
-        limit = self.max_model_len + 1
-        if isinstance(prompt, array):
-            tokens = prompt
-        elif isinstance(prompt, str):
-            tokens = self.tokenizer.encode(prompt, limit)
-        else:
-            tokens = self.tokenizer.encode_chat(prompt, limit)
-        if len(tokens) > self.max_model_len:
-            exact = isinstance(prompt, array)
-            raise prompt_too_long(self.max_model_len, len(tokens) if exact else limit, at_least=not exact)
-        return tokens
-
     def generate(
         self,
         connection: Connection,
@@ -252,8 +239,8 @@ class ServeApp:
     ) -> None:
         """Take a request for text into the engine and answer it when its tokens are made. Raises ApiError."""
         fate = self._faults.draw()
-        prompts = [self.tokens_of(prompt) for prompt in asked.prompts]
-        limits = [self._limit(asked, len(tokens)) for tokens in prompts]
+        prompts = [self.desk.tokens_of(prompt) for prompt in asked.prompts]
+        limits = [self.desk.limit(asked, len(tokens)) for tokens in prompts]
         total = sum(map(len, prompts)) * asked.n
         full = self.clock.overflow(total, len(prompts) * asked.n)
         if full is not None:
@@ -274,7 +261,7 @@ class ServeApp:
             tell_cached=self.spec.enable_prompt_tokens_details,
         )
         shape = make_shape(context)
-        generations = self._generations(context, asked, prompts, limits, request.arrived_s)
+        generations = self.desk.generations(context, asked, prompts, limits, request.arrived_s)
         answer = Answer(self, connection, shape, stream=asked.stream, fate=fate, stall_s=self.spec.stall_for_s)
         for generation in generations:
             generation.reader = answer
@@ -288,75 +275,10 @@ class ServeApp:
             self.clock.submit(generation, follows=connection)
         self.clock.awaited.discard(connection)
 
-    def _limit(self, asked: Asked, prompt: int) -> int:
-        """Return the most output tokens that a prompt can have. Raises ApiError if that is none."""
-        longest = self.max_model_len
-        if asked.max_tokens is not None and asked.max_tokens > longest:
-            raise max_tokens_too_large(asked.max_tokens, longest)
-        room = longest - prompt
-        limit = room if asked.max_tokens is None else min(asked.max_tokens, room)
-        if limit < 1:
-            raise bad_request(f"max_tokens must be at least 1, got {limit}.", "max_tokens", limit)
-        reason = self.clock.screen.refusal(prompt, prompt + limit)
-        if reason is not None and asked.max_tokens is None:
-            limit = max(1, self._room(prompt))
-            reason = self.clock.screen.refusal(prompt, prompt + limit)
-        if reason is not None:
-            raise bad_request(f"The request can never be served: {reason.replace('_', ' ')}.")
-        return limit
-
-    def _room(self, prompt: int) -> int:
-        """Return how many output tokens a request without a limit of its own can have within those of the engine."""
-        config = self.clock.config
-        total = config.num_blocks * config.block_size + 1
-        if config.max_tokens_in_flight:
-            total = min(total, config.max_tokens_in_flight)
-        if not config.chunked_prefill and config.max_model_len is None:
-            total = min(total, config.max_num_batched_tokens + 1)
-        return total - prompt
-
-    def _generations(
-        self, context: Context, asked: Asked, prompts: list[array[int]], limits: list[int], arrived_s: float
-    ) -> list[Generation]:
-        made: list[Generation] = []
-        for tokens, limit in zip(prompts, limits, strict=True):
-            for choice in range(asked.n):
-                speech, target, reason = self._speech(asked, limit, choice)
-                generation = Generation(number=len(made), prompt=len(tokens), target=target, arrived_s=arrived_s)
-                generation.reason = reason
-                generation.priority = asked.priority
-                if self.prefixes is not None:
-                    generation.content, parent = self.prefixes.content(tokens)
-                    whole = len(tokens) // self.prefixes.block_size * self.prefixes.block_size
-                    self._tails[generation] = parent, tokens[whole:]
-                context.choices.append(Choice(len(made), generation, speech))
-                made.append(generation)
-        return made
-
-    def _speech(self, asked: Asked, limit: int, choice: int) -> tuple[Speech, int, str]:
-        """Return what is said to a request, how many tokens of it, and what ends it."""
-        random = self._random if asked.seed is None else random_stream(asked.seed, f"choice {choice}")
-        speech = Speech(random.getrandbits(30), bare=asked.chat)
-        own_end = random.randint(*self.spec.answer_tokens)
-        target, reason = limit, "length"
-        own_end = max(own_end, asked.min_tokens)
-        if not asked.ignore_eos and own_end < limit:
-            target, reason = own_end, "stop"
-        speech.stop_at(asked.stop, target, asked.min_tokens, include=asked.include_stop)
-        if speech.end is not None:
-            target, reason = speech.end, "stop"
-        return speech, target, reason
-
     # How answers go
 
     def choice_over(self, answer: Answer, choice: Choice) -> None:
-        """Make an answer's blocks known to the prefix cache: the next turn of its conversation begins with them."""
-        if self.prefixes is None:
-            return
-        parent, rest = self._tails.pop(choice.generation)
-        content = choice.generation.content
-        before = 0 if len(content) < 2 else content[-2][1] // self.prefixes.block_size
-        self.prefixes.add_answer(content, parent, rest + choice.speech.numbers(choice.generation.made), before)
+        self.desk.learn(choice)
 
     def answer_over(self, answer: Answer) -> None:
         """Let the connection of a finished answer go on; its client may ask again at once."""
@@ -388,7 +310,7 @@ class ServeApp:
         answer.closed = True
         now = time.monotonic()
         for generation in answer.generations:
-            self._tails.pop(generation, None)
+            self.desk.drop(generation)
             self.clock.cancel(generation, now)
         self._forget(answer)
 
@@ -400,10 +322,7 @@ class ServeApp:
     # Now and then
 
     def tidy(self) -> None:
-        """Forget the prefixes whose blocks are gone."""
-        if self.prefixes is not None and self.prefixes.crowded:
-            alive = {key: depth for key, depth in self.clock.engine.pool.depths_alive().items() if isinstance(key, int)}
-            self.prefixes.forget(alive, self.clock.streams_in_use())
+        self.desk.tidy(self.clock)
 
     def count_connections(self, count: int) -> None:
         self.metrics.own.connections.set(count)

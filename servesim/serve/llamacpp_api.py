@@ -13,11 +13,12 @@ from servesim.engine.server import Server
 from servesim.serve.app import Handler, Response
 from servesim.serve.asked import Asked, Fields, read_chat, read_completion, read_json
 from servesim.serve.connection import Connection
-from servesim.serve.engine_clock import EndedStep, EngineClock, StepTokens
+from servesim.serve.engine_clock import EngineClock
 from servesim.serve.errors import ApiError, Json, bad_request, llamacpp_error
 from servesim.serve.generation import Generation
 from servesim.serve.http import HttpRequest
 from servesim.serve.llamacpp_shapes import LlamaCppChat, LlamaCppCompletion, LlamaCppNative
+from servesim.serve.steps import EndedStep, StepTokens
 from servesim.serve.vllm_api import whole
 from servesim.wire.prometheus import CONTENT_TYPE, Family, format_page, single
 

@@ -1,8 +1,8 @@
 """The server's one thread: sockets, the engine's steps, timers, in that order of urgency from last to first.
 
 A turn: wait for sockets, but not beyond the end of the step under way; hand out its tokens if it is over; read from
-sockets that are ready, a few or as many as there is time for; let the engine decide on its next step. Sockets that are ready are
-looked at before tokens are handed out and read afterwards, so that a request counts from when it came.
+sockets that are ready, a few or as many as there is time for; let the engine decide on its next step. Sockets that are
+ready are looked at before tokens are handed out and read afterwards, so that a request counts from when it came.
 
 `select` rounds up to a millisecond: the last one before a step's end is slept through.
 """

@@ -15,8 +15,9 @@ from servesim.serve.instruments import Counter, Histogram, Instrument
 from servesim.wire.prometheus import Family, format_page
 
 if TYPE_CHECKING:
-    from servesim.serve.engine_clock import EndedStep, EngineClock, StepTokens
+    from servesim.serve.engine_clock import EngineClock
     from servesim.serve.generation import Generation
+    from servesim.serve.steps import EndedStep, StepTokens
 
 LATENESS_BOUNDS_S = (
     0.0001,

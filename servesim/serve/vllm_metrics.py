@@ -10,9 +10,10 @@ import time
 from collections.abc import Iterable
 
 from servesim.engine.server import Server
-from servesim.serve.engine_clock import EndedStep, EngineClock, StepTokens
+from servesim.serve.engine_clock import EngineClock
 from servesim.serve.generation import Generation
 from servesim.serve.instruments import Counter, Histogram, Instrument, Labels, in_order
+from servesim.serve.steps import EndedStep, StepTokens
 from servesim.wire.prometheus import Family, single
 
 REQUEST_BOUNDS_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
