@@ -286,6 +286,7 @@ BESIDE_A_SUMMARY: dict[str, Any] = {
     },
     "cost?": [Part("cost")],
     "server_difference?": Maybe(Many("number|null: by how much the client's mean exceeds the server's, in ms")),
+    "server_timings?": Many("number: mean over completed requests of what the server measured of each, in its words"),
     "prompt_accuracy?": Maybe(
         {
             "count": "integer",
