@@ -216,8 +216,7 @@ def gather(parser: Parser, flags: dict[str, Any]) -> dict[str, Any]:
         if path is not None:
             raise InputError("--config and --like both say what is run; give one of them")
         # Knows what servers tell, and so the load generator: nothing that another command should wait for.
-
-        from servesim.cli.like import like_options  # reads what a client found out: much that no other option needs
+        from servesim.cli.like import like_options
 
         path, (config, written) = like, (like_options(like), True)
     else:
