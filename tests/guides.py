@@ -34,9 +34,13 @@ OTHERS: dict[str, frozenset[str]] = {
             *("--cache-reuse", "--cache-type-v", "--threads"),
         }
     ),
-    "sglang": frozenset({"--port", "--enable-metrics", "--schedule-conservativeness", "--max-queued-requests"}),
+    "sglang": frozenset(
+        {"--port", "--enable-metrics", "--schedule-conservativeness", "--schedule-policy", "--max-queued-requests"}
+    ),
     "docker": frozenset({"--rm", "--name", "--publish", "--volume", "--format"}),
-    "curl": frozenset({"--silent", "--fail", "--location", "--output", "--retry", "--show-error"}),
+    "curl": frozenset(
+        {"--silent", "--fail", "--location", "--output", "--retry", "--retry-delay", "--retry-connrefused"}
+    ),
     "cmake": frozenset({"--build", "--config", "--target", "--parallel"}),
     "git": frozenset({"--depth", "--branch"}),
     "sha256sum": frozenset({"--check"}),
@@ -111,7 +115,7 @@ def unknown_flags(command: str) -> set[str]:
             continue
         allowed: set[str] = set()
         for program, name in _PROGRAMS.items():
-            if program in part or (program == "llama-server" and "llama.cpp:server" in part):
+            if program in part or (program == "llama-server" and "ggml-org/llama.cpp:" in part):
                 allowed |= server_flags(name)
         for program, flags in OTHERS.items():
             if re.search(rf"(?<![\w-]){program}\b", part):
@@ -136,5 +140,5 @@ def unknown_metrics(text: str) -> set[str]:
     """Return the servers' metric names in `text` that servesim does not read from such a server."""
     known = {name for dialect in SERVERS.values() for name in dialect.names()}
     known |= {name for dialect in SERVERS.values() for metric in dialect.metrics.values() for name in metric.names}
-    named = set(re.findall(r"\b(?:vllm|llamacpp|sglang):[a-z][a-z_]*", text))
+    named = set(re.findall(r"\b(?:vllm|llamacpp|sglang):[a-z][a-z0-9_]*", text))
     return named - known

@@ -25,6 +25,49 @@ from servesim.workload.trace import TRACE_FORMATS
 README = Path(__file__).resolve().parent.parent / "README.md"
 
 
+DIFFERS = {
+    "--max-num-seqs": "llama.cpp's seats are slots with a cache of their own",
+    "--kv-tokens": "vLLM counts blocks: see `--kv-blocks`; llama.cpp divides it by its slots unless `--kv-unified`",
+    "--slots": "models llama.cpp: N seats, floor(T/N) tokens each; a prompt that is longer is a 400",
+    "--max-num-batched-tokens": "SGLang: of prompts; its steps do not mix prompts and decoding unless told to; "
+    "llama.cpp cuts once more at `--ubatch-size`",
+    "--prefix-caching": "vLLM and SGLang share between requests; llama.cpp reuses the last prompt of the same slot",
+    "--no-prefix-caching": "caching is on by default on all three, off by default in servesim",
+    "--max-model-len": "llama.cpp: what one slot has",
+    "--kv-blocks": "of vLLM's count one is its null block: N - 1 are usable",
+    "--gpu-memory-utilization": "SGLang's is the share for weights and KV cache, activations not included",
+    "--policy": "SGLang has `--schedule-policy` with other names (lpm sorts by cached prefix): not modelled",
+    "running": "the same, preempted ones not counted",
+    "waiting": "vLLM: preempted ones included; llama.cpp: for a slot, nothing else",
+    "kv_usage": "a fraction from 0 to 1; vLLM reads it after the step's output, servesim between schedule and output; "
+    "llama.cpp: older builds only",
+    "preemptions": "SGLang says retracted; llama.cpp never preempts",
+    "prefix_hits": "in tokens; vLLM before 0.27 counted every attempt to admit",
+    "prompt_tokens": "vLLM's holds cached tokens; llama.cpp's `llamacpp:prompt_tokens_total` does not",
+    "mean_busy_slots": "a mean since the start; a window's is (a1 d1 - a0 d0) / (d1 - d0), d `llamacpp:n_decode_total`",
+    "ttft": "servers count from arrival at the server, clients from the send: a gateway's delay is the difference",
+    "itl": "servers count gaps between steps' outputs; a client counts what reached it",
+    "queue": "servesim: to the start of the first step that admits it",
+}
+"""What a person must know who reads a row of the table of words: by option, or by a dialect's word for a metric."""
+
+FIGURE_NAMES = {
+    "running": "running",
+    "waiting": "waiting",
+    "kv_usage": "KV in use",
+    "preemptions": "preemptions",
+    "prefix_hits": "prefix hits",
+    "prompt_tokens": "prompt tokens",
+    "output_tokens": "output tokens",
+    "mean_busy_slots": "mean batch",
+    "ttft": "TTFT",
+    "itl": "ITL",
+    "queue": "queue",
+    "e2e": "E2E",
+}
+"""The figures of a report that servers have metrics for, as the report calls them."""
+
+
 def table(header: str, rows: list[tuple[object, ...]]) -> str:
     columns = header.count("|") - 1
     lines = [header, "|" + " --- |" * columns]
@@ -101,14 +144,28 @@ def tables() -> dict[str, str]:
             "| `--api` | route | what it is |",
             [(f"`{name}`", f"`{api.path}`", api.about) for name, api in API_FLAVOURS.items()],
         ),
-        "knobs": table(
-            "| servesim | " + " | ".join(SERVERS) + " |",
+        "words": table(
+            "| servesim | " + " | ".join(SERVERS) + " | what differs |",
             [
-                (f"`{knob}`", *(coded(server.knobs.get(knob)) for server in SERVERS.values()))
-                for knob in dict.fromkeys(knob for server in SERVERS.values() for knob in server.knobs)
+                *((f"`{knob}`", *_knobs(knob), DIFFERS.get(knob, "")) for knob in _words("knobs")),
+                *((FIGURE_NAMES[word], *_names(word), DIFFERS.get(word, "")) for word in FIGURE_NAMES),
             ],
         ),
     }
+
+
+def _words(table_name: str) -> list[str]:
+    """Return the keys that the servers' tables of this name have between them, in order of first mention."""
+    return list(dict.fromkeys(word for server in SERVERS.values() for word in getattr(server, table_name)))
+
+
+def _knobs(knob: str) -> list[str]:
+    return [coded(server.knobs.get(knob)) for server in SERVERS.values()]
+
+
+def _names(word: str) -> list[str]:
+    metrics = [server.metrics.get(word) for server in SERVERS.values()]
+    return ["-" if metric is None else f"`{metric.names[0]}`" for metric in metrics]
 
 
 def coded(knob: str | None) -> str:

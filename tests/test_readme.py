@@ -5,11 +5,9 @@ from __future__ import annotations
 import doctest
 import re
 import unittest
-from importlib import import_module
 
 from servesim.catalog.hardware import HARDWARE
 from servesim.catalog.models import MODELS
-from servesim.catalog.servers import SERVERS
 from servesim.cli.main import VERBS
 from servesim.client.flavour import API_FLAVOURS
 from servesim.cost.model import COST_MODELS
@@ -21,21 +19,34 @@ from servesim.report.figures import FIGURES
 from servesim.report.renderers import RENDERERS
 from servesim.workload.arrivals import ARRIVALS
 from servesim.workload.trace import TRACE_FORMATS
-from tests.command import ROOT, in_shell
+from tests.command import ROOT, in_shell, workspace
+from tests.guide_runner import Runner
+from tests.guides import fences, flags_of_block, known_flags, unknown_metrics, without_fences
 from tests.readme_commands import matches, sessions
 from tests.readme_tables import with_tables
 
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+_HEADING = re.compile(r"^##+ (.*)$", re.MULTILINE)
 
 
 class Readme(unittest.TestCase):
     def test_every_command_prints_what_stands_below_it(self) -> None:
         found = sessions(TEXT)
         self.assertGreater(len(found), 5)
-        for command, expected in found:
-            with self.subTest(command=command):
-                got = in_shell(command).out
-                self.assertTrue(matches(expected, got), f"{command} now prints\n{got}")
+        with workspace() as folder:
+            for command, expected in found:
+                with self.subTest(command=command):
+                    got = in_shell(command, folder).out
+                    self.assertTrue(matches(expected, got), f"{command} now prints\n{got}")
+
+    def test_every_command_that_is_marked_to_run_runs(self) -> None:
+        blocks = [body for kind, body in fences(TEXT) if kind == "sh run"]
+        self.assertGreater(len(blocks), 3)
+        with workspace() as folder, Runner(folder) as runner:
+            for body in blocks:
+                for command, said in runner.run(body):
+                    with self.subTest(command=command):
+                        self.assertEqual(said.code, 0, said.err + said.out)
 
     def test_its_tables_are_the_registries(self) -> None:
         self.assertTrue(with_tables(TEXT) == TEXT, "a registry has changed: run python3 -m tests.readme_tables")
@@ -48,13 +59,25 @@ class Readme(unittest.TestCase):
                 self.assertIsNotNone(named, f"the README does not name {name}")
 
     def test_every_flag_it_names_exists(self) -> None:
-        flags = {"--help", "--save-detailed", "--kv-unified", "--ubatch-size"}  # but for the first, other tools'
-        for server in SERVERS.values():
-            flags |= {flag for knob in server.knobs.values() for flag in re.findall(r"--[a-z-]+", knob)}
-        for verb in VERBS:
-            flags |= import_module(f"servesim.cli.{verb}").build_parser()._option_string_actions.keys()
-        named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", re.sub(r"```sh.*?```", "", TEXT, flags=re.DOTALL)))
-        self.assertEqual(named - flags, set())
+        named = set(re.findall(r"(?<![\w-])--[a-z][a-z_-]*", without_fences(TEXT)))
+        self.assertEqual(named - known_flags() - {"--help"}, set())
+        for kind, body in fences(TEXT):
+            if kind in ("console", "sh", "sh run"):
+                for command, unknown in flags_of_block(kind, body):
+                    with self.subTest(command=command):
+                        self.assertEqual(unknown, set())
+
+    def test_every_metric_it_names_exists(self) -> None:
+        self.assertEqual(unknown_metrics(TEXT), set())
+
+    def test_its_links_lead_somewhere(self) -> None:
+        headings = {re.sub(r"[^\w -]", "", line).strip().lower().replace(" ", "-") for line in _HEADING.findall(TEXT)}
+        for target in re.findall(r"\]\(([^)\s]+)\)", TEXT):
+            with self.subTest(target=target):
+                if target.startswith("#"):
+                    self.assertIn(target[1:], headings)
+                elif not target.startswith("https://"):
+                    self.assertTrue((ROOT / target).exists())
 
     def test_its_python_runs(self) -> None:
         for code in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL):
