@@ -21,6 +21,7 @@ from servesim.client.health import HEARTBEAT_S, KERNEL_SAMPLE, KERNEL_STAMPS, He
 from servesim.client.opening import describe_failure
 from servesim.client.pool import Pool
 from servesim.client.target import Target
+from servesim.console import reason
 
 SENDS_A_TURN = 8
 THINK_SLICE_S = 0.0005
@@ -241,7 +242,7 @@ class Loop:
             if connection.state is State.IDLE:
                 self._pool.forget(connection, stamp)  # closed by the server, or it talks out of turn
             elif isinstance(data, OSError):
-                self._end_early(connection, stamp, "reset", _lower(data))
+                self._end_early(connection, stamp, "reset", reason(data))
             elif not data:
                 self._end_early(connection, stamp, "stream_cut", "the server closed the connection")
             elif connection.receive(data, stamp):
@@ -317,7 +318,7 @@ class Loop:
         except OSError as error:
             # The server may have answered before it closed: what it said is read first.
             if connection.stale:
-                self._end_early(connection, monotonic(), "reset", _lower(error))
+                self._end_early(connection, monotonic(), "reset", reason(error))
             else:
                 connection.stop_writing()
                 self._selector.modify(connection.sock, READ, connection)
@@ -344,7 +345,3 @@ def _drain(sock: socket.socket) -> bytes:
     while pending := sock.pending():
         pieces.append(sock.recv(pending))
     return b"".join(pieces)
-
-
-def _lower(error: OSError) -> str:
-    return (error.strerror or str(error)).lower()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from servesim.report.numbers import bandwidth, percent
+from servesim.report.numbers import bandwidth, figure_at, percent
 from servesim.stats import Distribution
 from servesim.summary import Summary
 
@@ -123,7 +123,7 @@ def knee_text(points: Sequence[Mapping[str, Any]], summaries: Sequence[Summary],
         return told
     here, there = summaries[knee], summaries[knee + 1]
     more = _times(there.throughput.output_tokens_per_s, here.throughput.output_tokens_per_s)
-    slower = _times(_mean(there.e2e_ms), _mean(here.e2e_ms))
+    slower = _times(figure_at(there.e2e_ms, "mean"), figure_at(here.e2e_ms, "mean"))
     return f"{told}; next row: {more} output tok/s, {slower} mean E2E"
 
 
@@ -148,10 +148,6 @@ def pays_text(size: str | None, share: float) -> str:
 
 def _point(point: Mapping[str, Any]) -> str:
     return ", ".join(f"{_name(key)} {_value(key, value)}" for key, value in point.items())
-
-
-def _mean(distribution: Distribution | None) -> float | None:
-    return None if distribution is None else distribution.mean
 
 
 def _times(numerator: float | None, denominator: float | None) -> str:

@@ -1,0 +1,101 @@
+"""What a last hard look found and must not come back: dead code, code told twice, files too long to hold in mind."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import unittest
+from collections import Counter
+
+from tests.command import ROOT
+
+MODULES = sorted((ROOT / "servesim").rglob("*.py"))
+MOST_LINES = 350
+LONGER = {
+    "engine/engine.py": 470,  # the hot loop: one function call a step would be a tenth of its speed
+    "engine/blocks.py": 400,  # the pool, whose free list, chains and extents change together
+    "cost/detailed.py": 365,
+    "serve/engine_clock.py": 360,
+}
+"""Modules that may be longer, and how long; none may grow."""
+
+USED_ELSEWHERE = {
+    "makefile": "http.client calls it",
+    "BUDGETS": "the tests hold the remedies against it",
+    "DEFAULT_HARDWARE": "the tests hold the options' default against it",
+    "DEFAULT_MODEL": "the tests hold the options' default against it",
+    "MAX_TOKEN_CHARACTERS": "the tests hold the tokenizer against it",
+}
+"""Names that nothing in the package reads, and why they are there."""
+
+LEAST_TWICE = 250  # characters of a body's syntax tree: below, a twin is a coincidence
+MAY_BE_TWINS = {"column", "refuse", "next_due", "_ratio"}  # of rooms that must not know each other, or of one line
+
+
+def functions(tree: ast.AST) -> list[ast.FunctionDef]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+
+
+class Tidy(unittest.TestCase):
+    def test_no_module_is_too_long_to_hold_in_mind(self) -> None:
+        for path in MODULES:
+            name = path.relative_to(ROOT / "servesim").as_posix()
+            lines = path.read_text(encoding="utf-8").count("\n")
+            self.assertLessEqual(lines, LONGER.get(name, MOST_LINES), name)
+
+    def test_every_name_is_used_by_the_package_itself(self) -> None:
+        texts = {path: path.read_text(encoding="utf-8") for path in MODULES}
+        words: Counter[str] = Counter()
+        for text in texts.values():
+            words.update(re.findall(r"[A-Za-z_]\w*", text))
+        unused = []
+        for path, text in texts.items():
+            tree = ast.parse(text)
+            names = [node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+            names += [
+                target.id
+                for node in tree.body
+                if isinstance(node, (ast.Assign, ast.AnnAssign))
+                for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+                if isinstance(target, ast.Name)
+            ]
+            unused += [
+                f"{path.relative_to(ROOT)}: {name}"
+                for name in names
+                if words[name] == 1 and not name.startswith("__") and name not in USED_ELSEWHERE
+            ]
+        self.assertEqual(unused, [])
+
+    def test_no_function_is_told_twice(self) -> None:
+        told: dict[str, list[str]] = {}
+        for path in MODULES:
+            for function in functions(ast.parse(path.read_text(encoding="utf-8"))):
+                body = function.body[1:] if ast.get_docstring(function) else function.body
+                text = "".join(map(ast.dump, body))
+                if len(text) >= LEAST_TWICE and function.name not in MAY_BE_TWINS:
+                    told.setdefault(text, []).append(f"{path.relative_to(ROOT)}:{function.lineno} {function.name}")
+        self.assertEqual([places for places in told.values() if len(places) > 1], [])
+
+    def test_a_help_starts_fast(self) -> None:
+        """CPU time in an interpreter without site packages, so that only servesim's own imports count."""
+        spent = []
+        for _ in range(3):
+            code = "import sys, time; sys.path.insert(0, '.'); from servesim.cli.main import main; main(['--help'])"
+            code += "; print(time.process_time(), file=sys.stderr)"
+            command = [sys.executable, "-S", "-c", code]
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+            spent.append(float(done.stderr))
+        self.assertLess(min(spent), 0.1)
+
+    def test_what_needs_no_network_imports_none(self) -> None:
+        code = "import sys; from servesim.cli.main import main; main(['capacity', '--quiet'])"
+        code += "; print(sorted({'ssl', 'http.client', 'multiprocessing'} & set(sys.modules)), file=sys.stderr)"
+        command = [sys.executable, "-S", "-c", f"import sys; sys.path.insert(0, '.'); {code}"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        self.assertEqual(done.stderr, "[]\n")
+
+
+if __name__ == "__main__":
+    unittest.main()
