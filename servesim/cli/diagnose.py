@@ -29,7 +29,9 @@ EXAMPLES = (
 READ = Group(
     "what is known",
     (
-        Option("--window", "window_s", "time between two metric pages", seconds(positive=True), "TIME"),
+        Option(
+            "--window", "window_s", "time between two metric pages", seconds(positive=True), "TIME", "unknown: no rates"
+        ),
         Option("--flags", "flags", "the command line that started the server", text, "'vllm serve ...'"),
         Option("--try", "try", "turn the first knob in the simulator (reports of simulate and sweep)"),
         Option("--slo", "slo", "objectives for a saved run", text, "LIMIT", repeat=True),

@@ -25,7 +25,7 @@ FLEET = Group(
         _fleet("--router", f"who gets a request: {', '.join(ROUTERS)}", "NAME", "least-loaded"),
         _fleet("--fleet", "a JSON file with several kinds of replicas", "FILE", swept=False),
         _fleet("--disagg", "prefill and decode apart: P engines of the one, D of the other", "P:D"),
-        _fleet("--link", "bandwidth of the link that KV crosses, such as 25GB/s", "RATE", key="link_bytes_per_s"),
+        _fleet("--link", "bandwidth of the link that KV crosses with --disagg: 25GB/s", "RATE", key="link_bytes_per_s"),
         _fleet("--link-latency", "added to every transfer", "TIME", "0s", key="link_latency_s"),
         _fleet("--link-scope", "; ".join(f"{name}: {about}" for name, about in SCOPES.items()), "NAME", "shared"),
         _fleet("--autoscale", "from MIN to MAX replicas, as the load asks", "MIN:MAX", "off"),

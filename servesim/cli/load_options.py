@@ -105,7 +105,12 @@ TRACE = Group(
 )
 
 HORIZON = _load(
-    "--horizon", "stop the simulation at TIME, whatever is unfinished", seconds(positive=True), "TIME", key="horizon_s"
+    "--horizon",
+    "stop the simulation at TIME, whatever is unfinished",
+    seconds(positive=True),
+    "TIME",
+    "run to the end",
+    key="horizon_s",
 )
 
 WORKLOAD_GROUPS = (WORKLOAD, TRACE)

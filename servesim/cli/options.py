@@ -7,6 +7,7 @@ from typing import Any
 from servesim.catalog.weights import KV_BYTES
 from servesim.cli.document import read_config
 from servesim.cli.parser import Group, Option, Parser
+from servesim.cost.model import COST_MODELS
 from servesim.engine.config import RULES
 from servesim.engine.offload import DEFAULT_LINK, JOIN
 from servesim.engine.policy import POLICIES
@@ -30,7 +31,12 @@ DEVICE = Group(
             "--model", "a preset (servesim models), a config.json, its folder, or a .gguf file", "NAME", "llama-3.1-8b"
         ),
         _server("--hardware", "a preset (servesim hardware) or a device's JSON file", "NAME", "h100-sxm-80gb"),
-        _server("--quantization", "of the weights: fp8, awq, q4_k_m, ... (servesim models --formats)", "NAME"),
+        _server(
+            "--quantization",
+            "of the weights: fp8, awq, q4_k_m, ... (servesim models --formats)",
+            "NAME",
+            "as the model comes",
+        ),
         _server(
             "--tensor-parallel-size", "devices that share the model; the roofline leaves communication out", default="1"
         ),
@@ -65,7 +71,7 @@ COST = Group(
         ),
         _server(
             "--cost-model",
-            "how a step's time is computed",
+            f"how a step's time is computed: {', '.join(COST_MODELS)}",
             "NAME",
             "roofline; of a device that calibrate fitted, the model it fitted",
         ),
@@ -123,7 +129,9 @@ SPECULATION = Group(
     (
         _server("--spec-tokens", "drafted tokens that each step verifies beside the next one, 0: off", default="0"),
         _server(
-            "--acceptance", "probability that a drafted token is accepted; one, or one a position: 0.9:0.7:0.5", "A"
+            "--acceptance",
+            "probability that a drafted token is accepted, with --spec-tokens; one, or one a position: 0.9:0.7:0.5",
+            "A",
         ),
     ),
 )

@@ -7,6 +7,8 @@ a document's JSON value alike. This module knows no option by name.
 from __future__ import annotations
 
 import argparse
+import re
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +17,8 @@ from typing import Any, NoReturn
 
 from servesim.errors import InputError
 from servesim.units import parse_list, suggest
+
+WIDTH = 100  # of the text above the options
 
 Check = Callable[[Any, str], Any]
 """Takes a flag's text or a JSON value and the name it was given under; returns the value or raises `InputError`."""
@@ -48,6 +52,17 @@ class Group:
     options: tuple[Option, ...]
 
 
+def _wrapped(summary: str) -> str:
+    """Return `summary` wrapped: paragraphs are apart by an empty line, `  name   text` is an entry of a list."""
+    parts = []
+    for part in summary.split("\n\n"):
+        entry = re.match(r"  \S+ +", part)
+        lines = [part.replace("\n", " ")] if entry is None else part.split("\n")
+        indent = "" if entry is None else " " * len(entry[0])
+        parts.append("\n".join(textwrap.fill(line, WIDTH, subsequent_indent=indent) for line in lines))
+    return "\n\n".join(parts)
+
+
 class _Join(argparse.Action):
     """Joins the values of an option that is given several times; of lists of values, each with each."""
 
@@ -73,7 +88,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(
             prog=f"servesim {verb}",
             usage=f"servesim {verb} [options]",
-            description=summary,
+            description=_wrapped(summary),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             argument_default=argparse.SUPPRESS,
             allow_abbrev=False,

@@ -65,11 +65,12 @@ JSON = Option("--json", "json", "the summaries as one JSON document: --format js
 
 
 def build_parser() -> Parser:
-    told = "; ".join(f"{name}: {renderer.summary}" for name, renderer in RENDERERS.items())
+    told = "\n".join(f"  {name:<14}{renderer.summary}" for name, renderer in RENDERERS.items())
     parser = Parser(
         "report",
         "Pictures and exports of saved runs (--save) and of the JSON documents of sweep, loadgen and simulate.\n"
-        f"{told}.\nSeveral runs are drawn into the same pictures. Exit 1: the file cannot be written.",
+        "Several runs are drawn into the same pictures. Exit 1: the file cannot be written.\n\n"
+        f"{told}",
         EXAMPLES,
         (SHOWN, Group("output", (JSON, OUTPUT, QUIET))),
     )

@@ -81,10 +81,10 @@ CURVE = Group("rates", (Option("--every", "every_s", "a row every TIME", seconds
 
 
 def build_parser() -> Parser:
-    told = "; ".join(f"{name}: {about}" for name, (about, _) in ACTIONS.items())
+    told = "\n".join(f"  {name:<10}{about}" for name, (about, _) in ACTIONS.items())
     parser = Parser(
         "trace",
-        f"Traces of every known format, recognised by content. {told}.",
+        f"Traces of every known format, recognised by content. Exit 1: the file cannot be written.\n\n{told}",
         EXAMPLES,
         (READING, CUTTING, PACING, CURVE, Group("output", (JSON, OUTPUT, QUIET))),
     )
