@@ -39,7 +39,7 @@ def rows_of(size: int, seed: int, rate: float, output: int = 20) -> tuple[Row, .
 
 class OneReplica(unittest.TestCase):
     def test_is_the_engine_under_every_router_and_load(self) -> None:
-        for seed in seeds(60):
+        for seed in (*seeds(60), 155, 169, 397):  # the last ones once were not
             case = random_case(seed)
             want = engine_run(case)
             for router in ROUTERS:
@@ -58,7 +58,7 @@ class OneReplica(unittest.TestCase):
 
 class ManyReplicas(unittest.TestCase):
     def test_lose_no_request_and_break_no_law(self) -> None:
-        for seed in seeds(120):
+        for seed in (*seeds(120), 231, 252):  # the last ones once did
             case, kinds, router = random_fleet(seed)
             with self.subTest(seed=seed):
                 run = fleet_run(case, kinds, router)

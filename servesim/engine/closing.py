@@ -69,6 +69,10 @@ def close_records(records: Records, workload: Workload, targets: array[int], liv
             for index, outcome in enumerate(records.outcome):
                 if outcome == Outcome.UNFINISHED and index not in live:
                     records.sent_s[index] = math.nan
+    else:  # in a fleet of several kinds, only the doors that may refuse somebody write it down
+        for index, sent_s in enumerate(records.sent_s):
+            if sent_s != sent_s and (records.outcome[index] != Outcome.UNFINISHED or index in live):
+                records.sent_s[index] = requests.arrival_s[index]
     records.planned_s = records.sent_s[:]
     for index in workload.withheld():
         records.outcome[index] = Outcome.WITHHELD

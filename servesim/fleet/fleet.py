@@ -234,10 +234,9 @@ class Fleet:
         if not self._sent_blindly:
             self.at(at, self.count_off, replica)
         comes_back = self.workload.finished(index, at, error)
-        if error is not None:  # it was the engine's door that found out, which may let in more at once
-            if self.workload.next_due() <= replica.engine.now:
-                self._let_in(replica.engine.now)
-        elif self._reactive:
+        if error is not None and self.workload.next_due() <= replica.engine.now:
+            self._let_in(replica.engine.now)  # it was the engine's door that found out, which may let in more at once
+        if self._reactive:
             replica.engine.stop()
         return comes_back
 
