@@ -9,6 +9,7 @@ from servesim.cli.options import CONFIG, JSON, OUTPUT, PLOT, QUIET, SAVE
 from servesim.cli.parser import Group, Option
 from servesim.client.flavour import API_FLAVOURS
 from servesim.client.spec import LOAD_CHECKS, SEARCHED, LoadSpec
+from servesim.engine.spec import count
 
 
 def _option(flag: str, about: str, metavar: str = "N", default: str = "", *, key: str = "", **more: Any) -> Option:
@@ -60,6 +61,14 @@ MEASUREMENT = Group(
     ),
 )
 
+LIVE = Option(
+    "--live",
+    "live",
+    "show the client's and the server's figures on a page at this port while it runs; 0: any",
+    count(minimum=0, maximum=65535),
+    "PORT",
+)
+
 NOT_ON_THE_WIRE = ("priorities",)
 
 CLIENT_GROUPS = (
@@ -68,7 +77,7 @@ CLIENT_GROUPS = (
     Group(WORKLOAD.title, tuple(option for option in WORKLOAD.options if option.key not in NOT_ON_THE_WIRE)),
     TRACE,
     MEASUREMENT,
-    Group("output", (SLO, JSON, OUTPUT, SAVE, PLOT, CONFIG, QUIET)),
+    Group("output", (SLO, JSON, OUTPUT, SAVE, PLOT, LIVE, CONFIG, QUIET)),
 )
 
 

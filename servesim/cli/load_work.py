@@ -14,6 +14,7 @@ from servesim.client.run import Progress
 from servesim.console import Console
 from servesim.errors import RunError
 from servesim.interrupts import Interrupts
+from servesim.live.load import LoadPage
 from servesim.records import Run
 from servesim.summary import Summary, summarize
 
@@ -27,6 +28,7 @@ class Work:
     interrupts: Interrupts
     measurer: Measurer
     first_file: LiveFile | None
+    page: LoadPage | None = None
     file_errors: list[RunError] = field(default_factory=list)
 
     @classmethod
@@ -36,9 +38,12 @@ class Work:
             console.note(note)
         path = plan.values.get("save")
         first = None if path is None else LiveFile(path_beside(path, plan.first_label) if plan.first_label else path)
+        page = None if plan.values.get("live") is None else LoadPage(plan.load.target(), plan.values["live"])
+        if page is not None:
+            console.note(f"the live page is at {page.url}")
         interrupts = Interrupts(patience=2)  # the second ends what is in flight, the third whatever hangs
         measurer = Measurer(plan.load, plan.given, interrupts=interrupts, waiting=_waiting(console))
-        return cls(plan=plan, console=console, interrupts=interrupts, measurer=measurer, first_file=first)
+        return cls(plan=plan, console=console, interrupts=interrupts, measurer=measurer, first_file=first, page=page)
 
     def __enter__(self) -> Work:
         self.interrupts.__enter__()
@@ -47,6 +52,8 @@ class Work:
     def __exit__(self, *_: object) -> None:
         self.interrupts.__exit__(None, None, None)
         self.measurer.close()
+        if self.page is not None:
+            self.page.close()
 
     def measure(self, point: Point, label: str, *, warmup: int | None = None) -> tuple[Run, Summary]:
         """Measure one point once; `label` sets its file apart where there are several."""
@@ -61,6 +68,8 @@ class Work:
             def watch(state: Progress) -> None:
                 rate = state.token_events / state.elapsed_s if state.elapsed_s > 0 else 0.0
                 progress.update(state.done, f"{state.in_flight} in flight  {rate:,.0f} tok/s  {state.errors} errors")
+                if self.page is not None:
+                    self.page.progress(state)
 
             run = self.measurer.measure(
                 spec,
@@ -68,6 +77,7 @@ class Work:
                 config=config,
                 file=file,
                 progress=watch,
+                filed=None if self.page is None else self.page.filed,
                 requests=self.plan.replayed.get(spec),
             )
         if file is not None and file.error is not None:

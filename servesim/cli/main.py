@@ -23,6 +23,7 @@ VERBS: dict[str, str] = {
     "diagnose": "which budget binds a server, and which knob to turn first",
     "report": "pictures and exports of saved runs and sweeps: HTML, SVG, CSV, Perfetto, ...",
     "serve": "a simulated server behind a real HTTP API, without a GPU",
+    "watch": "a real server by its /metrics, live: text, or the page that serve has",
     "trace": "what is in a trace of any known format; convert, cut, change its pace",
     "models": "the models that are known, or one of them",
     "hardware": "the devices that are known, or one of them",

@@ -93,9 +93,10 @@ class Measurer:
         config: dict[str, Any] | None = None,
         file: LiveFile | None = None,
         progress: Callable[[Progress], None] | None = None,
+        filed: Callable[[Run, int], None] | None = None,
         requests: Requests | None = None,
     ) -> Run:
-        """Warm up, then measure `spec` once. `file` gets every record as it is complete.
+        """Warm up, then measure `spec` once. `file` gets every record as it is complete, and so does `filed`.
 
         `requests` are those of `spec`, where they have been loaded already (a trace that several runs replay).
         """
@@ -122,9 +123,10 @@ class Measurer:
         if requests.sessions is not None and isinstance(prompts, SyntheticPrompts):
             conversations = Conversations(prompts)
         payload = self._payload(requests, conversations or prompts)
-        watchers = Watchers(progress=progress)
+        watchers = Watchers(progress=progress, filed=filed)
         if file is not None:
-            watchers = Watchers(progress=progress, filed=file.request, filed_elsewhere=file.written_elsewhere)
+            hear = file.request if filed is None else _both(file.request, filed)
+            watchers = Watchers(progress=progress, filed=hear, filed_elsewhere=file.written_elsewhere)
         try:
             if self.load.processes > 1:
                 run = self._measure_in_processes(spec, requests, payload, config, conversations, watchers, start)
@@ -302,6 +304,14 @@ class Measurer:
             chat = "; --api completions has no chat template" if self.load.api == "chat" else ""
             return f"; the server adds {self.rate.overhead:.0f} to every prompt{chat}"
         return ""
+
+
+def _both(one: Callable[[Run, int], None], other: Callable[[Run, int], None]) -> Callable[[Run, int], None]:
+    def hear(run: Run, index: int) -> None:
+        one(run, index)
+        other(run, index)
+
+    return hear
 
 
 def _guessed(run: Run) -> bool:

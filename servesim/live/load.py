@@ -92,15 +92,10 @@ class LoadPage:
         self._write([state.token_events, state.in_flight, state.errors])
 
     def filed(self, run: Run, index: int) -> None:
-        """Tell of a request that is over. TTFT and TPOT are those of `servesim.latency`."""
-        records, times = run.records, run.times
-        if records.outcome[index] != Outcome.COMPLETED:
-            return
-        first, last, tokens = records.first[index], records.last[index], records.output_tokens[index]
-        streamed = first >= 0 and not records.extra.get(index, {}).get("non_stream")
-        ttft = times[first] - records.sent_s[index] if streamed else None
-        tpot = (times[last] - times[first]) / (tokens - 1) if streamed and tokens > 1 and last != first else None
-        self._write({"ttft": ttft, "tpot": tpot})
+        """Tell of a request that is over."""
+        if run.records.outcome[index] == Outcome.COMPLETED:
+            ttft_s, tpot_s = latencies(run, index)
+            self._write({"ttft": ttft_s, "tpot": tpot_s})
 
     def _write(self, told: object) -> None:
         line = json.dumps(told).encode() + b"\n"
@@ -109,6 +104,18 @@ class LoadPage:
                 os.write(self._writing, line)
             except OSError:  # full, or nobody reads: the measurement goes on
                 pass
+
+
+def latencies(run: Run, index: int) -> tuple[float | None, float | None]:
+    """Return TTFT and TPOT of one completed request, as `servesim.latency` has them for all of a run."""
+    records, times = run.records, run.times
+    first, last, tokens = records.first[index], records.last[index], records.output_tokens[index]
+    if first < 0 or last == first:
+        tpot_s = None
+    else:
+        tpot_s = (times[last] - times[first]) / (tokens - 1) if tokens > 1 else None
+    whole = first < 0 or records.extra.get(index, {}).get("non_stream")
+    return None if whole else times[first] - records.sent_s[index], tpot_s
 
 
 def _serve(site: LiveSite, target: Target, reading: int, writing: int) -> None:

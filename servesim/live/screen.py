@@ -44,7 +44,7 @@ class Screen:
         self._looks.append(look)
         wide = min(columns, MAX_COLUMNS) - 1
         spark = max(MIN_SPARK, wide - LABEL - VALUES)
-        lines = [f"{self._title}   {_clock(look.at_s)}"]
+        lines = [f"{_clock(look.at_s)}  {self._title}"[:wide]]
         for chart in CHARTS.values():
             names = [name for name in chart.lines if self._known(name)]
             if not names:

@@ -16,7 +16,7 @@ let controls = null;            // {limits, state} of a server that can be steer
 function shown(value, unit, digits = 3) {
   if (value === null || value === undefined) return "–";
   if (unit === "s") {
-    if (value < 0.9995) return `${Number((value * 1e3).toPrecision(digits))} ms`;
+    if (value < 1 - 0.5 * 10 ** -digits) return `${Number((value * 1e3).toPrecision(digits))} ms`;
     return value < 10 ** (digits - 1) ? `${value.toPrecision(digits)} s` : `${Math.round(value)} s`;
   }
   if (unit === "share") return `${Math.round(value * 100)} %`;
