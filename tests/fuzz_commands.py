@@ -52,6 +52,7 @@ GOOD: dict[str, tuple[str, ...]] = {
     "models": ("", "llama-3.1-8b", "config.json --json", "--formats"),
     "hardware": ("", "l4-24gb", "device.json --json"),
     "compare": ("run.jsonl other.jsonl", "sweep.json#1 sweep.json#2 --json", "run.jsonl run.jsonl --fail-if ttft>1%"),
+    "watch": ("http://127.0.0.1:9 --samples 1",),
     "completion": ("bash", "zsh", "fish"),
     "schema": ("", "summary"),
 }
@@ -193,7 +194,7 @@ def _no_number(constant: str) -> float:
 def command_seeds() -> list[bytes]:
     commands = [f"{verb} {rest}" for verb, examples in GOOD.items() for rest in examples]
     for verb in VERBS:
-        if verb not in ("loadgen", "plan", "validate", "serve"):
+        if verb not in ("loadgen", "plan", "validate", "serve", "watch"):
             commands += import_module(f"servesim.cli.{verb}").EXAMPLES
     words = [shlex.split(command.removeprefix("servesim ").split(" | ")[0]) for command in commands]
     return [json.dumps(each).encode() for each in [*words, [], ["--help"], ["nonsense"]] if each[:1] != ["zcat"]]
