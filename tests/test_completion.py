@@ -71,7 +71,7 @@ class Completion(unittest.TestCase):
         self.assertEqual(self.bash("simulate", "--policy", ""), set(POLICIES))
         self.assertEqual(self.bash("simulate", "--pol"), {"--policy"})
         self.assertEqual(self.bash("capacity", "--hardware", "l4-"), {n for n in HARDWARE if n.startswith("l4-")})
-        self.assertEqual(self.bash("trace", "d"), {"describe"})
+        self.assertEqual(self.bash("trace", "descr"), {"describe"})
         self.assertEqual(self.bash("simulate", "--trace", "fixtures/bur"), {"fixtures/burst.jsonl"})
         self.assertEqual(self.bash("compare", "fixtures/bur"), {"fixtures/burst.jsonl"})
         self.assertEqual(self.bash("completion", ""), set(SHELLS))
