@@ -11,7 +11,9 @@ import unittest
 from typing import Any
 from unittest import mock
 
+from servesim.client.health import KERNEL_STAMPS
 from servesim.serve import connection as connection_module
+from servesim.serve.arrival import ask_for_stamps, came_at
 from tests.serve_case import LiveServer, events, eventually
 
 CHAT = "/v1/chat/completions"
@@ -163,6 +165,23 @@ class Connections(unittest.TestCase):
             gc.set_debug(0)
             gc.garbage.clear()
         self.assertEqual(ours, [])
+
+    def test_bytes_came_when_the_kernel_had_them_not_when_they_were_read(self) -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        with listener, socket.create_connection(listener.getsockname()) as client:
+            sock, _ = listener.accept()
+            with sock:
+                ask_for_stamps(sock)
+                sent_s = time.monotonic()
+                client.sendall(b"x")
+                time.sleep(0.05)
+                _, ancillary, _, _ = sock.recvmsg(10, 64)
+                seen_s = time.monotonic()
+        came_s = came_at(ancillary, seen_s)
+        if KERNEL_STAMPS:
+            self.assertAlmostEqual(came_s, sent_s, delta=0.02)
+        self.assertEqual(came_at([], 5.0), 5.0)
+        self.assertEqual(came_at([(socket.SOL_SOCKET, 35, bytes(16))], seen_s), seen_s)
 
 
 class Bounds(unittest.TestCase):

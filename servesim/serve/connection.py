@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable
 from enum import Enum, auto
 
+from servesim.serve.arrival import ANCILLARY_BYTES, came_at
 from servesim.serve.http import CONTINUE, Fields, HttpRequest, RequestReader, answer_head
 from servesim.wire.http_body import LAST_CHUNK, encode_chunk
 
@@ -46,6 +47,7 @@ class Connection:
         "_linger_bytes",
         "_out",
         "begun_s",
+        "came_s",
         "keep_alive",
         "on_gone",
         "progress_s",
@@ -67,6 +69,7 @@ class Connection:
         self.keep_alive = True
         self.on_gone: Callable[[], None] | None = None
         self.begun_s = now  # opened, or went idle, or the first byte of a request came
+        self.came_s = now  # when the bytes that were read last came
         self.progress_s = now  # of sending
         self.queued = False  # the loop has it on its list of sockets to read
         self.used = False
@@ -111,7 +114,7 @@ class Connection:
     def read(self, buffer: memoryview, now: float) -> bool:
         """Take what the socket has, up to a buffer's worth. Returns False if the client is gone, or too eager."""
         try:
-            count = self.sock.recv_into(buffer)
+            count, ancillary, _, _ = self.sock.recvmsg_into((buffer,), ANCILLARY_BYTES)
         except (BlockingIOError, InterruptedError):
             return True
         except OSError:
@@ -123,6 +126,7 @@ class Connection:
             return self._linger_bytes <= LINGER_BYTES
         if self.state is State.READING and not self.reader.begun:
             self.begun_s = now
+        self.came_s = came_at(ancillary, now)
         self.reader.feed(bytes(buffer[:count]))
         return self.state is not State.ANSWERING or self.reader.held_bytes <= MAX_PIPELINED_BYTES
 

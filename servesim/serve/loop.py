@@ -21,6 +21,7 @@ from heapq import heappop, heappush
 from typing import Protocol
 
 from servesim.errors import RunError
+from servesim.serve.arrival import ask_for_stamps
 from servesim.serve.connection import READ_BYTES, Connection, State
 from servesim.serve.http import HttpError, HttpRequest
 
@@ -217,7 +218,7 @@ class Loop:
         if not connection.read(self._buffer, came_s):
             self.close(connection)
             return
-        self.serve(connection, came_s)
+        self.serve(connection, connection.came_s)
 
     def serve(self, connection: Connection, came_s: float) -> None:
         """Answer the next request of a connection, if it is there."""
@@ -297,6 +298,7 @@ class Loop:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             except OSError:
                 pass  # the client has left again
+            ask_for_stamps(sock)
             connection = Connection(sock, self._max_body_bytes, now)
             self._connections[connection] = None
             self._selector.register(sock, selectors.EVENT_READ, connection)
