@@ -14,7 +14,6 @@ from unittest.mock import patch
 
 from servesim.engine.server import build_server
 from servesim.engine.spec import ServerSpec
-from servesim.live import feed
 from servesim.live.attach import attach
 from servesim.live.figures import CHARTS, Figures
 from servesim.live.incident import plan_incident
@@ -91,7 +90,7 @@ class TheFeed(unittest.TestCase):
             self.assertIn(sample, again["history"])
 
     def test_how_many_look_is_bounded_and_one_who_leaves_makes_room(self) -> None:
-        with patch.object(feed, "MAX_VIEWERS", 2), LivePage() as server:
+        with LivePage(max_connections=8) as server:
             viewers = [Viewer(server.port) for _ in range(3)]
             for viewer in viewers:
                 self.addCleanup(viewer.close)

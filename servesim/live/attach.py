@@ -7,7 +7,7 @@ from time import monotonic
 from typing import Any
 
 from servesim import __version__
-from servesim.live.feed import SAMPLE_S, Feed
+from servesim.live.feed import MAX_VIEWERS, SAMPLE_S, Feed
 from servesim.live.figures import CHARTS, WINDOW_S, Figures
 from servesim.live.meter import Meter, Trail
 from servesim.live.page import page_routes
@@ -78,7 +78,7 @@ class LiveServer:
         self._refused = 0
         app.listeners.append(self._figures)
         self.traffic = Traffic(app, serving.loop)
-        self.feed = Feed(self._hello)
+        self.feed = Feed(self._hello, min(MAX_VIEWERS, max(1, app.spec.max_connections // 4)))
         self.feed.sockets = serving.loop
         self.steering = Steering(app, self.traffic, self.feed, self._figures.begin)
         control = None if app.has_api_key else self.steering.control

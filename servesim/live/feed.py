@@ -40,8 +40,9 @@ def event(name: str, data: Mapping[str, Any]) -> bytes:
 class Feed:
     """Tells viewers what happens. `describe` returns what their `hello` says beside the history."""
 
-    def __init__(self, describe: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, describe: Callable[[], dict[str, Any]], limit: int = MAX_VIEWERS) -> None:
         self.sockets: Sockets | None = None
+        self.limit = limit  # of viewers
         self._describe = describe
         self._id = secrets.token_hex(8)  # a viewer who comes again learns whether it is still the same server
         self._viewers: dict[Connection, None] = {}
@@ -54,7 +55,7 @@ class Feed:
 
     def attend(self, connection: Connection) -> Response | None:
         """Begin a stream on the connection, or return why not."""
-        if len(self._viewers) >= MAX_VIEWERS:
+        if len(self._viewers) >= self.limit:
             return Response(503, b"too many viewers\n", "text/plain; charset=utf-8", (("retry-after", "5"),))
         fields = [("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-store")]
         connection.begin(200, [*fields, ("x-content-type-options", "nosniff")])
