@@ -38,6 +38,10 @@ bench: ## speed of the simulator, truth and cost of the load generator, beside t
 	$(PYTHON) -m tests.bench $(if $(QUICK),--quick)
 	$(PYTHON) -m tests.bench_client
 
+e2e: ## the live page in a headless Chromium (Debian's, installed if it is missing); screenshots in .cache/e2e
+	command -v chromium || { apt-get update && apt-get install --yes --no-install-recommends chromium chromium-driver; }
+	SERVESIM_E2E_SHOTS=.cache/e2e $(PYTHON) -m unittest -v tests.test_e2e_page
+
 golden: ## rewrite what the README shows and the golden pictures; read the diff
 	$(PYTHON) -m tests.readme_tables
 	$(PYTHON) -m tests.readme_commands
