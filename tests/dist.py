@@ -20,6 +20,7 @@ import sys
 import tarfile
 import tempfile
 import venv
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,15 +55,19 @@ def epoch() -> int:
     return int(given or run("git", "log", "-1", "--format=%ct").strip())
 
 
+def tracked() -> list[str]:
+    """Return the project's own files."""
+    return [name for name in run("git", "ls-files", "-z").split("\0") if name and (ROOT / name).is_file()]
+
+
 def build(folder: Path, python: Path) -> list[Path]:
     """Build both into `folder` and return them."""
     at = epoch()
     with tempfile.TemporaryDirectory() as scratch:
         tree = Path(scratch) / "tree"
-        for name in run("git", "ls-files", "-z").split("\0"):
-            if name and (ROOT / name).is_file():
-                (tree / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, tree / name)
+        for name in tracked():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, tree / name)
         metadata = Path(scratch) / "metadata"
         metadata.mkdir()
         info = run(python, "-c", BACKEND, "prepare_metadata_for_build_wheel", metadata, cwd=tree).split()[-1]
@@ -112,6 +117,10 @@ def main() -> int:
     built = build(dist, python)
     for path in built:
         print(hashlib.sha256(path.read_bytes()).hexdigest(), path.relative_to(ROOT))
+    lacking = {name for name in tracked() if name.startswith("servesim/")} - {*zipfile.ZipFile(built[1]).namelist()}
+    if lacking:
+        print(f"the wheel lacks {', '.join(sorted(lacking))}")
+        return 1
     if options.twice:
         before = os.umask(0o077)
         try:
