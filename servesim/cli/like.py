@@ -7,6 +7,9 @@ from typing import Any
 from servesim.cli.document import first_object
 from servesim.client.setup import known_model, like_run
 from servesim.errors import InputError
+from servesim.runreader import read_run
+
+CACHED_MATTERS = 0.05
 
 
 def like_options(path: str) -> dict[str, Any]:
@@ -26,10 +29,25 @@ def like_options(path: str) -> dict[str, Any]:
 
 def like_note(path: str, values: dict[str, Any]) -> str:
     """Return the sentence that says what a simulation like the run in `path` takes from it, and what it cannot."""
-    facts = first_object(path).get("setup") or {}
+    document = first_object(path)
+    facts = document.get("setup") or {}
     told = ("model", "slots", "kv_tokens", "kv_blocks", "block_size", "max_model_len", "max_num_seqs", "rules")
     taken = ", ".join(f"{name} {values[name]}" for name in told if name in values)
     note = f"like {path}: {taken or 'the server told nothing of itself'}; no server tells its device (--hardware)"
     if facts.get("model") and known_model(facts) is None and "model" not in values:
         note += f", and {facts['model']!r} is no known model (--model)"
+    cached = _cached_share(path, document)
+    if cached > CACHED_MATTERS and not values.get("prefix_caching"):
+        note += f"; {cached:.0%} of the prompt tokens were cached there, and here all of them are computed"
     return note
+
+
+def _cached_share(path: str, document: dict[str, Any]) -> float:
+    """Return the share of the prompt tokens that the server had cached; 0 where it did not count them."""
+    if document.get("kind") == "header":
+        records = read_run(path).records
+        cached, prompt = sum(max(0, tokens) for tokens in records.cached_tokens), sum(records.prompt_tokens)
+    else:
+        tokens = document.get("tokens") or {}
+        cached, prompt = tokens.get("cached") or 0, tokens.get("prompt") or 0
+    return cached / prompt if prompt > 0 else 0.0
