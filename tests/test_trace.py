@@ -248,7 +248,7 @@ class BadRowsTest(TraceCase):
         self.assertEqual(self.refused([row(), row(None)]), "t.jsonl:2: arrival_s is null")
         for text in ("NaN", "Infinity", "-Infinity"):
             message = self.refused(f'{{"arrival_s": {text}, "prompt_tokens": 1, "output_tokens": 1}}')
-            self.assertEqual(message, f"t.jsonl:1: {text} is no JSON, numbers must be finite")
+            self.assertEqual(message, f"t.jsonl:1: arrival_s is {text}, must be finite")
         for text in ("1e999", "-1e999"):
             message = self.refused(f'{{"arrival_s": {text}, "prompt_tokens": 1, "output_tokens": 1}}')
             self.assertIn("must be a finite number", message)
@@ -320,7 +320,9 @@ class BadRowsTest(TraceCase):
             ("{} {}", "not JSON: extra data at column 4"),
             ("[" * 100_000, "nested too deeply"),
             ('{"a": ' * 100_000, "nested too deeply"),
-            ('{"prompt_tokens": ' + "9" * 10_000 + "}", "not a row: a number is too long"),
+            ('{"prompt_tokens": ' + "9" * 10_000 + "}", "prompt_tokens is a number of 10,000 digits, which is too long"),
+            ('{"hash_ids": [1, {"a": NaN}]}', "hash_ids holds NaN, must be finite"),
+            ("[NaN]", "NaN is no JSON, numbers must be finite"),
             ("\x00\x01", "not JSON: "),
             ("a,b,c", "not JSON: "),
         ):

@@ -18,9 +18,13 @@ def json_fault(error: json.JSONDecodeError) -> str:
     return f"not JSON: {error.msg.lower().removesuffix(' starting at')}"
 
 
+class NotFinite(InputError):
+    """A number that JSON does not have: NaN or an infinity."""
+
+
 def no_constant(text: str) -> float:
     """Refuse NaN and the infinities, which Python's decoder would take."""
-    raise InputError(f"{text} is no JSON, numbers must be finite")
+    raise NotFinite(f"{text} is no JSON, numbers must be finite")
 
 
 _decoder = json.JSONDecoder(parse_constant=no_constant)
@@ -49,11 +53,47 @@ def parse_json_line(text: str, *, unique: bool = False) -> Object:
         raise InputError(f"{json_fault(error)} at column {error.colno}") from None
     except RecursionError:
         raise InputError("not a row: nested too deeply") from None
+    except NotFinite as error:
+        raise _named(text) or error from None
     except ValueError:  # an integer of thousands of digits
-        raise InputError("not a row: a number is too long") from None
+        raise _named(text) or InputError("not a row: a number is too long") from None
     if not isinstance(row, dict):
         raise InputError(f"not a row: {shown(row)}, must be an object with its fields")
     return row
+
+
+class _Unreadable(str):
+    """What a number that is none is, in a row that is decoded only to say which field has it."""
+
+
+def _readable(text: str) -> int | _Unreadable:
+    return int(text) if len(text) < 4000 else _Unreadable(f"a number of {len(text):,} digits, which is too long")
+
+
+def _not_finite(text: str) -> _Unreadable:
+    return _Unreadable(f"{text}, must be finite")
+
+
+_decode_marked = json.JSONDecoder(parse_constant=_not_finite, parse_int=_readable).decode
+
+
+def _named(text: str) -> InputError | None:
+    """Return what is wrong with a row that has a number which is none, with its field; None where that is not clear."""
+    try:
+        for field, value in _decode_marked(text).items():
+            for wrong in _unreadable(value):
+                return InputError(f"{field} {'is' if value is wrong else 'holds'} {wrong}")
+    except (AttributeError, ValueError, RecursionError):  # no object; worse beyond it
+        pass
+    return None
+
+
+def _unreadable(value: Any) -> Iterator[_Unreadable]:
+    if isinstance(value, _Unreadable):
+        yield value
+    elif isinstance(value, (list, dict)):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _unreadable(part)
 
 
 def _decode_line(text: str) -> Any:
