@@ -18,13 +18,13 @@ def json_fault(error: json.JSONDecodeError) -> str:
     return f"not JSON: {error.msg.lower().removesuffix(' starting at')}"
 
 
-class NotFinite(InputError):
+class NotFiniteError(InputError):
     """A number that JSON does not have: NaN or an infinity."""
 
 
 def no_constant(text: str) -> float:
     """Refuse NaN and the infinities, which Python's decoder would take."""
-    raise NotFinite(f"{text} is no JSON, numbers must be finite")
+    raise NotFiniteError(f"{text} is no JSON, numbers must be finite")
 
 
 _decoder = json.JSONDecoder(parse_constant=no_constant)
@@ -53,7 +53,7 @@ def parse_json_line(text: str, *, unique: bool = False) -> Object:
         raise InputError(f"{json_fault(error)} at column {error.colno}") from None
     except RecursionError:
         raise InputError("not a row: nested too deeply") from None
-    except NotFinite as error:
+    except NotFiniteError as error:
         raise _named(text) or error from None
     except ValueError:  # an integer of thousands of digits
         raise _named(text) or InputError("not a row: a number is too long") from None
