@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from operator import le
 from typing import IO, Any
 
-from servesim.catalog.json_file import refuse_constant
 from servesim.console import reason
 from servesim.errors import InputError
-from servesim.units import shown
+from servesim.units import refuse_constant, shown
 
 LONGEST_LINE = 64 * 2**20  # bytes; a request of a million token times is a third of it
 MAX_INTEGER = 2**53

@@ -182,6 +182,11 @@ def parse_list(text: str, parse: Callable[[str, str], T], name: str = "list", *,
     return [parse(item, name) for item in items]
 
 
+def refuse_constant(constant: str) -> float:
+    """Refuse NaN and Infinity, which Python's reader takes and JSON does not have."""
+    raise ValueError(f"{constant} is no JSON number")
+
+
 def suggest(kind: str, name: str, choices: Iterable[str]) -> InputError:
     """Return the error for an unknown `name`, with the choice that it most resembles or else the choices.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from servesim.console import reason
 from servesim.errors import InputError
-from servesim.units import parse_count, parse_finite, shown
+from servesim.units import parse_count, parse_finite, refuse_constant, shown
 
 
 def read_object(path: str, *, limit_bytes: int) -> dict[str, Any]:
@@ -34,11 +34,6 @@ def parse_object(data: bytes, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InputError(f"{path}: must be a JSON object")
     return value
-
-
-def refuse_constant(constant: str) -> float:
-    """Refuse NaN and Infinity, which Python's reader takes and JSON does not have."""
-    raise ValueError(f"{constant} is no JSON number")
 
 
 class Fields:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from servesim.catalog.json_file import refuse_constant
 from servesim.console import reason
 from servesim.errors import InputError
+from servesim.units import refuse_constant
 
 MAX_BYTES = 256 * 2**20  # a document is a page; the first line of a saved run is less
 

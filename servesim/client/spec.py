@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from servesim.catalog.json_file import refuse_constant
 from servesim.client.flavour import API_FLAVOURS, Flavour, RequestOptions, find_flavour
 from servesim.client.target import Target, parse_header, parse_target
 from servesim.engine.spec import Check, count, number, one_of, seconds, switch, text
 from servesim.errors import InputError
-from servesim.units import shown
+from servesim.units import refuse_constant, shown
 
 SEARCHED = {"concurrency": "requests in flight", "rate": "requests per second"}
 """What `find` can look for."""
