@@ -197,7 +197,7 @@ class FromTheCommandLine(unittest.TestCase):
             *("--pipeline-parallel-size", "2", "--data-parallel-size", "2"),
         )
         self.assertIn("llama-3.1-8b in fp8 on h100-sxm-80gb x 4", said.out)
-        self.assertIn("one of 2 data-parallel ranks is simulated", said.out)
+        self.assertIn("1 replicas x 2 data-parallel ranks", said.out)
         self.assertIn("no two batches overlap", said.out)
 
 
