@@ -79,9 +79,7 @@ class Text(unittest.TestCase):
     def test_vllms_own_log_line_is_reproduced(self) -> None:
         plan = plan_capacity(MODELS["qwen3-0.6b"], HARDWARE["cpu-4vcpu"], kv_blocks=41, block_size=32)
         at_once = plan.vllm_concurrency(1024)
-        told = (
-            f"{int(at_once * 1024):,} tokens, Maximum concurrency for 1,024 tokens per request: {at_once:.2f}x"
-        )
+        told = f"{int(at_once * 1024):,} tokens, Maximum concurrency for 1,024 tokens per request: {at_once:.2f}x"
         self.assertEqual(told, "1,312 tokens, Maximum concurrency for 1,024 tokens per request: 1.28x")
 
 

@@ -17,7 +17,8 @@ def _rows(file: TraceFile, facts: TraceFacts) -> Rows:
 
 
 NATIVE = TraceFormat(
-    summary="JSON lines: arrival_s, prompt_tokens, output_tokens; prefixes, hashes, sessions, priorities, classes, adapters",
+    summary="JSON lines: arrival_s, prompt_tokens, output_tokens; prefixes, hashes, sessions, priorities, classes, "
+    "adapters",
     recognises=_recognises,
     rows=_rows,
 )
