@@ -29,6 +29,7 @@ from servesim.analysis.readings import WAVES, of_row
 from servesim.catalog.hardware import Hardware
 from servesim.catalog.models import MODELS
 from servesim.console import reason
+from servesim.cost.parameters import DetailedParameters
 from servesim.errors import InputError, ServesimError
 
 HARDWARE_NAMES = {
@@ -240,8 +241,8 @@ def _errors(measurement: Measurement, hardware: Hardware, point: tuple[int, floa
 def transfers(fits: Sequence[GroupFit]) -> list[tuple[Group, dict[str, float]]]:
     """Return each group with the median parameters of the other models on its hardware and engine, for `applied`.
 
-    They are those of other models of its class, dense or mixture, where there is one. A group whose hardware and engine
-    served no other model is left out.
+    They are those of other models of its class, dense or mixture, where there is one, and the fixed time of a step goes
+    by layers. A group whose hardware and engine served no other model is left out.
     """
     found = []
     for fit in fits:
@@ -255,8 +256,17 @@ def transfers(fits: Sequence[GroupFit]) -> list[tuple[Group, dict[str, float]]]:
         ]
         alike = [other for other in others if other.group.model_class == group.model_class]
         if others and fit.values:
-            found.append((group, _medians([other.values for other in alike or others])))
+            found.append((group, _medians([_moved(other, group) for other in alike or others])))
     return found
+
+
+def _moved(fit: GroupFit, group: Group) -> dict[str, float]:
+    """Return the parameters of a fit for another group's model: small kernels of every layer are most of a step's
+    fixed time, so that it is taken in proportion to the layers."""
+    layer_ms = DetailedParameters().layer_us / 1e3
+    had, has = (MODELS[MODEL_NAMES[each.model]].layers for each in (fit.group, group))
+    fixed_ms = (fit.values["overhead_ms"] + layer_ms * had) * has / had
+    return {**fit.values, "overhead_ms": max(0.0, fixed_ms - layer_ms * has)}
 
 
 def _medians(values: Sequence[dict[str, float]]) -> dict[str, float]:

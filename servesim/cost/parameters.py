@@ -41,7 +41,7 @@ EVIDENCE: dict[str, str] = {
     "overhead_ms": "1.3-2.0 fitted for vLLM 0.19 on desktop processors",
     "kv_mbu": "attention tables: 0.78 (RTX PRO 6000), 0.87 (4090)",
     "attention_mfu": "long chunks: 0.43-0.58 (RTX PRO 6000), 0.62-0.84 (4090)",
-    "expert_mfu": "fits of 157 groups of `servesim validate`: 0.03-0.3, where dense models have 0.4-1.0",
+    "expert_mfu": "157 groups of the silicon table: 0.04-0.13 under vLLM, 0.01-0.19 elsewhere; dense: 0.4-1",
     "mixed_kv": "27,408 profiled steps: 1.5-1.8 (RTX PRO 6000), 1.9-2.7 (4090)",
     "decode_work": "1 on GPUs; 2.3 seen on two cores under llama.cpp",
     "softness": "40,000 GEMMs: 1.5-2.5 fit equally well, a hard corner twice as badly",
