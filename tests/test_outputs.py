@@ -6,7 +6,7 @@ import re
 import unittest
 
 from servesim.analysis.rules import RULES
-from tests.command import in_shell, workspace
+from tests.command import in_shell, same_on_every_interpreter, workspace
 from tests.guide_runner import Runner
 from tests.guides import fences, flags_of_block, known_flags, unknown_metrics, without_fences
 from tests.readme_commands import matches, sessions
@@ -21,6 +21,7 @@ class Outputs(unittest.TestCase):
     def test_only_what_can_be_regenerated_is_there(self) -> None:
         self.assertEqual({path.name for path in OUTPUTS.iterdir()}, set(TEXTS))
 
+    @same_on_every_interpreter
     def test_every_command_prints_what_stands_below_it(self) -> None:
         for name, text in TEXTS.items():
             with workspace() as folder:
@@ -29,6 +30,7 @@ class Outputs(unittest.TestCase):
                         got = in_shell(command, folder)
                         self.assertTrue(matches(expected, got.out), f"{command} now prints\n{got.out}{got.err}")
 
+    @same_on_every_interpreter
     def test_every_command_for_a_server_runs_against_serve(self) -> None:
         for name, text in TEXTS.items():
             with workspace() as folder, Runner(folder) as runner:

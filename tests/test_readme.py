@@ -19,7 +19,7 @@ from servesim.report.figures import FIGURES
 from servesim.report.renderers import RENDERERS
 from servesim.workload.arrivals import ARRIVALS
 from servesim.workload.trace import TRACE_FORMATS
-from tests.command import ROOT, in_shell, workspace
+from tests.command import ROOT, in_shell, same_on_every_interpreter, workspace
 from tests.guide_runner import Runner
 from tests.guides import fences, flags_of_block, known_flags, unknown_metrics, without_fences
 from tests.readme_commands import matches, sessions
@@ -30,6 +30,7 @@ _HEADING = re.compile(r"^##+ (.*)$", re.MULTILINE)
 
 
 class Readme(unittest.TestCase):
+    @same_on_every_interpreter
     def test_every_command_prints_what_stands_below_it(self) -> None:
         found = sessions(TEXT)
         self.assertGreater(len(found), 5)
@@ -39,6 +40,7 @@ class Readme(unittest.TestCase):
                     got = in_shell(command, folder).out
                     self.assertTrue(matches(expected, got), f"{command} now prints\n{got}")
 
+    @same_on_every_interpreter
     def test_every_command_that_is_marked_to_run_runs(self) -> None:
         blocks = [body for kind, body in fences(TEXT) if kind == "sh run"]
         self.assertGreater(len(blocks), 3)
