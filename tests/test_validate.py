@@ -114,7 +114,10 @@ class SiliconTable(unittest.TestCase):
         fits = [fit_group(group()), fit_group(group(key="g2", model="meta-llama/Llama-3.1-8B-Instruct", devices=1))]
         moved = list(map(applied, transfers(fits)))
         self.assertEqual([each.group.key for each in moved], ["g1", "g2"])
-        self.assertEqual(moved[0].values, fits[1].values)
+        fitted = {**fits[1].values, "overhead_ms": moved[0].values["overhead_ms"]}
+        self.assertEqual(moved[0].values, fitted)
+        # The fixed time of a step goes by layers, 64 of one model and 32 of the other.
+        self.assertNotEqual(fits[1].values["overhead_ms"], fitted["overhead_ms"])
         self.assertEqual(len(moved[0].held), 4)
         self.assertEqual(transfers(fits[:1]), [])
 
