@@ -55,6 +55,36 @@ def random_case(seed: int) -> Case:
     )
 
 
+def follower_case(seed: int) -> Case:
+    """Draw a case in which requests follow others that still decode, on small blocks and short of everything, under
+    asynchronous scheduling: whether a block is hit hangs on the step at which its last token became known."""
+    rng = random.Random(seed)
+    block_size, arrival_s = rng.choice((1, 2, 3, 4, 16)), 0.0
+    rows: list[Row] = []
+    for number in range(rng.randint(2, 9)):
+        arrival_s += rng.choice((0, 1, 3, 8))
+        prompt, content = rng.randint(1, 40), ((number, OPEN_END),)
+        if rows and rng.random() < 0.7:
+            parent = rng.choice(rows)
+            prompt, content = max(1, min(120, parent.prompt + parent.output + rng.randint(-25, 6))), parent.content
+        rows.append(Row(arrival_s, prompt, rng.randint(1, 30), content, rng.randrange(3)))
+    largest = -(-max(row.prompt + row.output for row in rows) // block_size)
+    max_num_seqs = rng.choice((2, 3, 4, 8))
+    config = EngineConfig(
+        num_blocks=rng.choice((largest, largest + 1, largest + 3, largest * 3 // 2 + 1, largest * 4)),
+        block_size=block_size,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max(max_num_seqs, rng.choice((1, 2, 3, 4, 5, 8, 16, 40, 200))),
+        prefix_caching=True,
+        async_scheduling=True,
+        long_prefill_token_threshold=rng.choice((0, 0, 1, 4, 16)),
+        policy=rng.choice(("fcfs", "priority", "sjf")),
+        rules=rng.choice(("vllm-0.32", "vllm-0.18")),
+        reserve_full_isl=rng.random() < 0.5,
+    )
+    return Case(seed=seed, config=config, rows=tuple(rows))
+
+
 def draw_config(
     rng: random.Random, rows: Sequence[Row], caching: bool, block_size: int, unit_steps: bool
 ) -> EngineConfig:

@@ -16,10 +16,10 @@ from unittest import mock
 
 from servesim.engine.config import RULES, EngineConfig
 from servesim.records import Outcome
-from servesim.workload.requests import Content
+from servesim.workload.requests import OPEN_END, Content
 from tests.case import Case, Row
 from tests.oracle import first_difference, gaps_of, run_observed
-from tests.random_cases import minimised, random_case
+from tests.random_cases import follower_case, minimised, random_case
 from tests.reference import Reference
 from tests.vllm_replay import engine_class_named
 
@@ -38,6 +38,31 @@ class TheEngineEqualsTheTextbook(unittest.TestCase):
                     f"seed {seed} differs: {difference}\n{case}\nsee python3 -m tests.random_cases --seeds {seed}"
                 )
 
+    def test_on_requests_that_follow_others_closely(self) -> None:
+        engine = engine_class_named("servesim")
+        for seed in range(SEEDS):
+            self.assertIsNone(first_difference(follower_case(seed), engine), f"seed {seed}")
+
+    def test_when_a_step_without_anybody_makes_a_token_known(self) -> None:
+        """The first preempts itself, which ends the step (priority): the second's last token is known one step early,
+        so that the third, which follows it, hits one block more."""
+        rows = (
+            Row(5, 81, 42, ((0, 13), (1, OPEN_END)), priority=3),
+            Row(10, 136, 51, ((2, 101), (3, OPEN_END))),
+            Row(12, 214, 2, ((2, 101), (3, 187))),
+        )
+        config = EngineConfig(
+            num_blocks=17,
+            max_num_seqs=2,
+            prefix_caching=True,
+            async_scheduling=True,
+            long_prefill_token_threshold=16,
+            policy="priority",
+            rules="vllm-0.18",
+        )
+        case = Case(seed=0, config=config, rows=rows)
+        self.assertIsNone(first_difference(case, engine_class_named("servesim")))
+        self.assertEqual(list(run_observed(Reference, case)[1].records.cached_tokens), [0, 0, 160])
 
     def test_whenever_chains_of_which_nothing_is_left_are_forgotten(self) -> None:
         engine = engine_class_named("servesim")

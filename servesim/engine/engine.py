@@ -101,6 +101,7 @@ class Engine(Folding):
                 or self.prefilling
                 or self.ended
                 or self.stalled
+                or self.rested
                 or (self.waiting and not self.blocked)
                 or self.watch is not None
                 or self.speculation is not None
@@ -304,6 +305,8 @@ class Engine(Folding):
                 raise self._standstill()
             if stands:
                 self.blocked = True  # until a link has brought away what lies in the head's way
+        if self._learns_late:
+            self._rest(bool(served or chunks))
         if self.watch is not None:
             self.watch.done(self, released if config.async_scheduling else finished)
             self.door.reset_wake()  # an observer may count steps for a workload that goes by them

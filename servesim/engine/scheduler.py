@@ -59,6 +59,7 @@ class Scheduler:
         self.prefilling: list[Sequence] = []  # running, in mid-prefill, in their order
         self.ended: list[Sequence] = []  # asynchronous: last token sampled, not yet released
         self.stalled: set[Sequence] = set()  # decoding, but left out of the last step
+        self.rested: set[Sequence] = set()  # decoding, but no token of theirs is on its way: all are known
         self.pool = BlockPool(
             config.num_blocks,
             config.block_size,
@@ -81,6 +82,7 @@ class Scheduler:
         self._preempted: list[Sequence] = []  # in this step
         self._passed_over: list[Waiter] = []  # in this step: their adapters may not run
         self._fetch_s = 0.0  # what this step brings to the device takes: KV from tiers below, adapters
+        self._learns_late = config.async_scheduling and config.prefix_caching
         self._drops_the_youngest = self.policy.victim is None and not config.prefix_caching and not self._unordered
 
     def limit_to(self, screen: Screen) -> None:
@@ -124,7 +126,7 @@ class Scheduler:
 
         Without a threshold at most one running sequence is in mid-prefill, and it is the youngest.
         """
-        if self.stalled:
+        if self.stalled or self.rested:
             return False
         block_size, decoding = self.config.block_size, self.decoding
         budget -= decoding.count
@@ -189,6 +191,8 @@ class Scheduler:
                 break
             if sequence.state == DECODE:
                 pool.take(need)
+                if sequence in self.rested:  # the token that it computes is known, and with it the block's content
+                    pool.give_keys(sequence, (computed + 1) // block_size, tick + 1, sequence.order)
             else:
                 self._compute(sequence, tokens)
             served[sequence] = tokens
@@ -243,6 +247,7 @@ class Scheduler:
             if sequence.piece < step:
                 self.records.pieces.setdefault(sequence.index, []).append((sequence.piece, step - 1))
             self.stalled.discard(sequence)
+            self.rested.discard(sequence)
             sequence.high_water = max(sequence.high_water, sequence.computed)
             sequence.computed += undone
             keyed = (sequence.computed - pool.key_lag) // block_size
@@ -258,6 +263,17 @@ class Scheduler:
         if self.adapters is not None:
             self.adapters.leave(sequence.index)
         self.blocked = False
+
+    def _rest(self, scheduled: bool) -> None:
+        """Note which decoding sequences this step left out, or all if it scheduled nobody: their last token, on its way
+        when the step was scheduled, is known by its end, and keys are given by it."""
+        pool, tick = self.pool, self.decoding.tick
+        rested = self.running.values() if self.stalled or not scheduled else ()
+        self.rested = set()
+        for sequence in rested:
+            if sequence.state == DECODE and (not scheduled or sequence in self.stalled):
+                self.rested.add(sequence)
+                pool.give_keys(sequence, (sequence.base + tick) // pool.block_size, tick)
 
     def _stall(self, sequence: Sequence, step: int, ticking: bool) -> None:
         """Leave a decoding sequence out of `step`, in which others decode (`ticking`) or none does."""
