@@ -24,7 +24,6 @@ from servesim.cost.memory import plan_capacity
 from servesim.engine.config import EngineConfig
 from servesim.engine.engine import Engine
 from servesim.fleet.simulate import simulate
-from servesim.errors import RunError
 from servesim.records import Outcome, Run
 from servesim.slo import parse_slo
 from servesim.summary import Summary, summarize
@@ -247,10 +246,12 @@ class SchedulingFaults(OnAnEngine):
         self.assertEqual(run.times[0], StepCost(False).step(0, 0, [(10, 10), (1000, 1000)]))
         self.assertEqual(list(run.steps.prefill_tokens), [1010])
 
-    def test_a_request_that_can_never_be_admitted_is_an_error_that_names_it(self) -> None:
+    def test_a_request_that_can_never_be_admitted_is_rejected_while_the_others_go_on(self) -> None:
         limits = {"chunked_prefill": False, "max_model_len": 200, "max_num_batched_tokens": 100, "max_num_seqs": 8}
-        with self.assertRaisesRegex(RunError, "request 1 can never be admitted"):
-            self.run_of([Row(0, 50, 2), Row(0, 150, 2)], **limits)
+        run = self.run_of([Row(0, 50, 2), Row(0, 150, 2), Row(0, 60, 2)], **limits)
+        completed, rejected = Outcome.COMPLETED, Outcome.REJECTED
+        self.assertEqual(list(run.records.outcome), [completed, rejected, completed])
+        self.assertEqual(run.records.reason, {1: "over_token_budget"})
 
     def test_nobody_vanishes_at_any_time(self) -> None:
         rows = [Row(i / 2, 300 if i % 9 == 8 else 40, 12) for i in range(60)]
