@@ -182,9 +182,7 @@ class BlockPool:
         self._chains = {
             key: chain
             for key, chain in self._chains.items()
-            if id(chain) in named
-            or chain.depth_alive > chain.start
-            or (chain.below and any(chain.below.sizes))
+            if id(chain) in named or chain.depth_alive > chain.start or (chain.below and any(chain.below.sizes))
         }
         self._many_chains = max(MANY_CHAINS, 2 * len(self._chains))
 
