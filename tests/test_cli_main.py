@@ -8,15 +8,19 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import unittest
 from collections.abc import Iterator
 from importlib import import_module
+from multiprocessing import active_children
 from typing import Any
 from unittest import mock
 
 from servesim import __version__
+from servesim.analysis.sweep import Cell, cells_run
 from servesim.cli.main import VERBS
 from servesim.engine.simulate import Watch
+from servesim.engine.spec import ServerSpec
 from servesim.fleet.build import Deployment
 from servesim.fleet.simulate import run_deployment
 from servesim.records import Run
@@ -128,6 +132,20 @@ class Output(unittest.TestCase):
         with pressed(2):
             said = servesim("simulate", "--json")
         self.assertEqual((said.code, said.out, said.err), (1, "", "error: interrupted\n"))
+
+    def test_ctrl_c_twice_waits_for_no_process_of_a_sweep(self) -> None:
+        cells = [Cell(server=ServerSpec(), workload=WorkloadSpec(rate=1.0, requests=10_000_000))] * 2
+        began = time.monotonic()
+        with self.assertRaises(KeyboardInterrupt), cells_run(2) as run_all:
+            run_all(cells)
+            while not active_children():
+                time.sleep(0.01)
+            workers = active_children()
+            raise KeyboardInterrupt
+        for worker in workers:
+            worker.join(20.0)
+            self.assertIsNotNone(worker.exitcode)
+        self.assertLess(time.monotonic() - began, 20.0)
 
 
 if __name__ == "__main__":

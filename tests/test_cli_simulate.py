@@ -134,6 +134,12 @@ class Saved(unittest.TestCase):
             saved.append(Path(self.path).read_text().splitlines()[1:])
         self.assertEqual(saved[0], saved[1])
 
+    def test_two_results_in_one_file_are_refused(self) -> None:
+        said = servesim(*SMALL, "--save", self.path, "-o", os.path.join(os.path.dirname(self.path), ".", "run.jsonl"))
+        self.assertEqual(said.code, 2, said.err)
+        self.assertIn("--save and --output", said.err)
+        self.assertFalse(os.path.exists(self.path))
+
     def test_nothing_is_saved_of_what_went_wrong(self) -> None:
         self.assertEqual(servesim(*SMALL, "--save", self.path, "--trace", "no-such-file").code, 2)
         self.assertFalse(os.path.exists(self.path))

@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import product
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from typing import Any
 
 from servesim.engine.simulate import Watch
@@ -65,8 +65,13 @@ def cells_run(jobs: int, watch: Watch | None = None) -> Iterator[Callable[[Seque
         yield lambda cells: (run_cell(cell, watch) for cell in cells)
         return
     pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=leave_interrupts_to_the_parent)
+    others = set(active_children())
     try:
         yield lambda cells: pool.map(run_cell, cells)
+    except KeyboardInterrupt:  # at once: the interpreter would wait for the cells that are being run
+        for worker in set(active_children()) - others:
+            worker.terminate()
+        raise
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 

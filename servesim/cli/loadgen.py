@@ -13,7 +13,7 @@ from servesim.cli.load_options import workload_spec
 from servesim.cli.load_plan import make_plan, point_label, probe_label
 from servesim.cli.load_work import Work
 from servesim.cli.options import gather
-from servesim.cli.output import ascii_only, check_plot, result_to
+from servesim.cli.output import ascii_only, check_output, result_to
 from servesim.cli.parser import Parser
 from servesim.client.scan import make_scan
 from servesim.console import Console
@@ -57,7 +57,7 @@ def run(argv: Sequence[str]) -> int:
     if flags is None:
         return 0
     values = gather(parser, flags)
-    check_plot(values)
+    check_output(values)
     plan = make_plan(parser, values)
     console = Console(quiet=plan.values.get("quiet", False))
     with ExitStack() as stack:

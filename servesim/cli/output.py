@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import Any
 
 from servesim.console import OutputFile
 from servesim.errors import InputError, RunError
+from servesim.units import shown
 
 
 @contextmanager
@@ -27,10 +29,15 @@ def result_to(path: str | None) -> Iterator[Callable[[str], object]]:
         file.commit()
 
 
-def check_plot(values: Mapping[str, Any]) -> None:
-    """Refuse a picture in characters inside a JSON document."""
+def check_output(values: Mapping[str, Any]) -> None:
+    """Refuse a picture in characters inside a JSON document, and two results in one file."""
     if values.get("plot") and values.get("json"):
         raise InputError("--plot draws into the text; leave out --json, or ask servesim report for pictures")
+    saved, result = values.get("save"), values.get("output")
+    if saved is None or result is None or os.path.realpath(saved) != os.path.realpath(result):
+        return
+    if os.path.isfile(result) or not os.path.exists(result):  # a terminal or a pipe may have both
+        raise InputError(f"--save and --output are both {shown(saved)}; give each a file of its own")
 
 
 def ascii_only(path: str | None) -> bool:

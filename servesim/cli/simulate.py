@@ -24,7 +24,7 @@ from servesim.cli.options import (
     gather,
     server_spec,
 )
-from servesim.cli.output import ascii_only, check_plot, result_to
+from servesim.cli.output import ascii_only, check_output, result_to
 from servesim.cli.parser import Group, Option, Parser
 from servesim.console import Console
 from servesim.engine.spec import text
@@ -78,7 +78,7 @@ def run(argv: Sequence[str]) -> int:
     if flags is None:
         return 0
     values = gather(parser, flags)
-    check_plot(values)
+    check_output(values)
     if not values.keys() & LOADS:
         values["concurrency"] = DEFAULT_CONCURRENCY
     console = Console(quiet=values.get("quiet", False))

@@ -12,7 +12,7 @@ from servesim.cli.crossings import LINK, colocated_rows, find_crossings
 from servesim.cli.fleet_options import FLEET, USAGE, fleet_spec
 from servesim.cli.load_options import HORIZON, SLO, WORKLOAD_GROUPS, slos_of, workload_spec
 from servesim.cli.options import CONFIG, JOBS, JSON, OUTPUT, PLOT, QUIET, SERVER_GROUPS, gather, server_spec
-from servesim.cli.output import ascii_only, check_plot, result_to
+from servesim.cli.output import ascii_only, check_output, result_to
 from servesim.cli.parser import Group, Option, Parser
 from servesim.client.scan import DEFAULT_REPEATS, Scan, make_scan, scanned
 from servesim.console import Console
@@ -78,7 +78,7 @@ def run(argv: Sequence[str]) -> int:
     if flags is None:
         return 0
     values = gather(parser, flags)
-    check_plot(values)
+    check_output(values)
     console = Console(quiet=values.get("quiet", False))
     axes = _axes(parser, values)
     if scanned(axes) and not values.keys() & {"requests", "duration_s", "trace"}:
