@@ -73,6 +73,11 @@ class Phases(unittest.TestCase):
         self.assertEqual(self.told(run), {})
         self.assertIn("rejected (over_kv_cache)", explain_text(explain(run, "0")))
 
+    def test_one_that_ended_at_the_length_limit_says_so(self):
+        run = preempted_once()
+        run.records.capped.add(0)
+        self.assertIn("4 output, completed (capped)", explain_text(explain(run, "0")))
+
     def test_a_measured_requests_wait_and_prefill_are_one(self):
         run = measured({"sent": 1.0, "times": [1.5, 2.0, 4.0]})
         self.assertEqual(self.told(run), {"queue and prefill": 500_000, "decode": 2_500_000})

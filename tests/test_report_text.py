@@ -4,7 +4,7 @@ import json
 import unittest
 from dataclasses import replace
 
-from servesim import __version__
+from servesim import __version__, simulate
 from servesim.records import EngineTotals, Outcome
 from servesim.report.documents import document, summary_document, sweep_document, to_json
 from servesim.report.sweep import sweep_text
@@ -65,6 +65,8 @@ goodput      1.00 req/s   100.0% of offered
             row = next(line for line in text.splitlines() if line.startswith(f"{label} "))
             self.assertEqual(set(row[len(label) :].split()), {"-"})
         self.assertIn("throughput   - output tok/s", text)
+        nothing = summary_text(summarize(simulate(requests=3, rate=1.0, horizon_s=0.001)))
+        self.assertNotIn("ttfo", nothing)  # no different from ttft: neither has any value
 
     def test_every_line_fits_100_columns(self):
         for seed in range(50):

@@ -118,7 +118,7 @@ def explain(run: Run, request: str) -> Explanation:
         index=index,
         id=run.requests.id(index),
         outcome=Outcome(records.outcome[index]).name.lower(),
-        reason=records.reason.get(index),
+        reason=records.reason.get(index, "capped" if index in records.capped else None),
         attempts=records.attempts.get(index, 1),
         prompt_tokens=records.prompt_tokens[index],
         cached_tokens=None if cached < 0 else cached,

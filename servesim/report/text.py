@@ -108,24 +108,24 @@ def _tokens(summary: Summary) -> str:
 def _latency_lines(summary: Summary) -> Iterable[str]:
     """Yield the table of latencies; a variant that is no different from its plain metric is left out."""
     yield f"{'latency ms':<{LABEL}}" + "".join(f"{name.replace('p999', 'p99.9'):>11}" for name in COLUMNS)
-    rows: list[tuple[str, Distribution | None, Distribution | None]] = [
-        ("ttft", summary.ttft_ms, None),
-        ("ttfo", summary.ttfo_ms, summary.ttft_ms),
-        ("tpot", summary.tpot_ms, None),
-        ("itl", summary.itl_ms, None),
-        ("e2e", summary.e2e_ms, None),
-        ("queue", summary.queue_ms, None),
-        *((stage.replace("_", " "), distribution, None) for stage, distribution in _stages(summary)),
+    rows: list[tuple[str, Distribution | None, bool]] = [
+        ("ttft", summary.ttft_ms, True),
+        ("ttfo", summary.ttfo_ms, summary.ttfo_ms != summary.ttft_ms),
+        ("tpot", summary.tpot_ms, True),
+        ("itl", summary.itl_ms, True),
+        ("e2e", summary.e2e_ms, True),
+        ("queue", summary.queue_ms, True),
+        *((stage.replace("_", " "), distribution, True) for stage, distribution in _stages(summary)),
     ]
     late = summary.lateness_ms is not None and (summary.lateness_ms.min, summary.lateness_ms.max) != (0.0, 0.0)
     if late:
         rows += [
-            ("ttft planned", summary.ttft_from_planned_ms, summary.ttft_ms),
-            ("e2e planned", summary.e2e_from_planned_ms, summary.e2e_ms),
-            ("lateness", summary.lateness_ms, None),
+            ("ttft planned", summary.ttft_from_planned_ms, summary.ttft_from_planned_ms != summary.ttft_ms),
+            ("e2e planned", summary.e2e_from_planned_ms, summary.e2e_from_planned_ms != summary.e2e_ms),
+            ("lateness", summary.lateness_ms, True),
         ]
-    for label, distribution, plain in rows:
-        if plain is None or distribution != plain:
+    for label, distribution, is_told in rows:
+        if is_told:
             cells = ("-" if distribution is None else format_number(getattr(distribution, name)) for name in COLUMNS)
             yield f"{label:<{LABEL}}" + "".join(f"{cell:>11}" for cell in cells)
 
