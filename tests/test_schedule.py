@@ -90,6 +90,8 @@ class Files(unittest.TestCase):
             with self.subTest(text=text), self.assertRaises(InputError) as caught:
                 self.read(text)
             self.assertIn(words, str(caught.exception))
+        with self.assertRaisesRegex(InputError, "^cannot read rate schedule '/no/such': no such file"):
+            read_schedule("/no/such")
 
     def test_the_curve_of_a_trace_expects_as_many_requests_at_the_same_times(self) -> None:
         times = draw_scheduled("poisson", DAY, seed=5, count=20_000)

@@ -118,7 +118,7 @@ def knee_text(points: Sequence[Mapping[str, Any]], summaries: Sequence[Summary],
     """Return the line that names the row of the knee, and what the next row of the same curve costs."""
     told = f"knee: {_point(points[knee])}, the most throughput per latency"
     if knee == len(points) - 1:
-        return f"{told}; it is the last row: the real one may lie beyond"
+        return f"{told}; the last row: the real one may lie beyond"
     if sum(points[knee].get(key) != value for key, value in points[knee + 1].items()) != 1:
         return told
     here, there = summaries[knee], summaries[knee + 1]

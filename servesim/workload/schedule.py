@@ -162,7 +162,7 @@ def read_schedule(path: str) -> RateSchedule:
     """
     times_s: list[float] = []
     rates: list[float] = []
-    with TraceFile(path) as file:
+    with TraceFile(path, "rate schedule") as file:
         for line, text in file.lines():
             if isinstance(text, InputError):
                 raise InputError(f"{file.name}:{line}: {text}")

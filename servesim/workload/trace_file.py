@@ -45,11 +45,12 @@ class TraceFile:
     Raises InputError for a file that cannot be opened or read, in one line that names it.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, what: str = "trace") -> None:
+        self._what = what
         self.name = "stdin" if path == STDIN else os.path.basename(path) or path
         self._stack = ExitStack()
         if path == STDIN and (sys.stdin is None or sys.stdin.closed or sys.stdin.buffer.closed):
-            raise InputError("cannot read a trace from standard input: it is closed, or was read already")
+            raise InputError(f"cannot read a {what} from standard input: it is closed, or was read already")
         try:
             binary = self._buffered(sys.stdin.buffer if path == STDIN else open(path, "rb"))  # noqa: SIM115
             if binary.peek(2)[:2] == b"\x1f\x8b":
@@ -127,4 +128,4 @@ class TraceFile:
 
     def _unreadable(self, error: Exception, path: str) -> InputError:
         reason = getattr(error, "strerror", None) or str(error) or "it is cut short"
-        return InputError(f"cannot read trace {path!r}: {reason[:1].lower() + reason[1:]}")
+        return InputError(f"cannot read {self._what} {path!r}: {reason[:1].lower() + reason[1:]}")
