@@ -138,8 +138,9 @@ class Output(unittest.TestCase):
         began = time.monotonic()
         with self.assertRaises(KeyboardInterrupt), cells_run(2) as run_all:
             run_all(cells)
-            while not active_children():
+            while len(active_children()) < len(cells):  # both are at work
                 time.sleep(0.01)
+            time.sleep(1.0)
             workers = active_children()
             raise KeyboardInterrupt
         for worker in workers:
