@@ -205,9 +205,7 @@ class Engine(Folding):
         if (steps // block_size + 1) * count > pool.keyless:
             return False
         if count == 1 and self.adapters is None:
-            lone_s = self._lone_s
-            if len(lone_s) <= context + steps:
-                lone_s.extend(map(self.cost.decode, repeat(1), range(len(lone_s), context + steps + 1)))
+            lone_s = self._lone_times_s(context + steps)
             durations_s: Iterable[float] = lone_s[context + 1 : context + steps + 1]
         else:
             contexts = range(context + count, context + count * steps + 1, count)

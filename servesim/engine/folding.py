@@ -58,9 +58,7 @@ class Folding(Admission):
         if (steps // block_size + 1) * count > pool.keyless:
             return 0
         if count == 1:
-            lone_s = self._lone_s
-            if len(lone_s) <= context + steps:
-                lone_s.extend(map(self.cost.decode, repeat(1), range(len(lone_s), context + steps + 1)))
+            lone_s = self._lone_times_s(context + steps)
             if until < now_s + steps * lone_s[context + 1]:  # no step is shorter than the first
                 steps = min(steps, int((until - now_s) / lone_s[context + 1]) + 2)
             durations_s: Iterable[float] = lone_s[context + 1 : context + steps + 1]
@@ -85,6 +83,13 @@ class Folding(Admission):
         pool.keyless -= taken
         log.block_seconds += blocks_s
         return steps
+
+    def _lone_times_s(self, context: int) -> list[float]:
+        """Return the seconds of a step of one decoding sequence by its context, known up to `context` at least."""
+        lone_s = self._lone_s
+        if len(lone_s) <= context:
+            lone_s.extend(map(self.cost.decode, repeat(1), range(len(lone_s), context + 1)))
+        return lone_s
 
     def _fold_many(self, log: FoldedLog, until: float) -> int:
         """Go through steps one by one up to one that ends a sequence, finds no blocks or ends at `until`."""
