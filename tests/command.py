@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import unittest
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +15,6 @@ from pathlib import Path
 from servesim.cli.main import main
 
 ROOT = Path(__file__).resolve().parent.parent
-
-same_on_every_interpreter = unittest.skipIf(
-    os.environ.get("SERVESIM_TESTS") == "again", "run once, by the default interpreter: it would say the same again"
-)
-"""For the long tests of documents and pages, which hold nothing that an interpreter's version could change."""
 
 
 @dataclass(frozen=True)

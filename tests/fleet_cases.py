@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,11 +19,6 @@ from tests.case import Case
 from tests.random_cases import random_case
 
 KV_BYTES = 10
-
-
-def seeds(count: int) -> range:
-    """Return the seeds of a property test; SERVESIM_SEEDS=5000 digs deeper."""
-    return range(int(os.environ.get("SERVESIM_SEEDS", count)))
 
 
 def kind_of(case: Case, count: int = 1, name: str = "one", **limits: Any) -> Kind:

@@ -21,6 +21,7 @@ from servesim.records import Run
 from servesim.workload.build import build_workload
 from servesim.workload.spec import WorkloadSpec
 from tests.command import servesim
+from tests.extent import same_on_every_interpreter
 
 TARGETS = {"concurrency": 20.0, "kv": 0.05, "waiting": 1.0, "ttft_p95": 0.1}
 
@@ -138,6 +139,7 @@ class Laws(Curve):
             paid.append(run.scaling["replica_seconds"])
         self.assertEqual(paid, sorted(paid, reverse=True))
 
+    @same_on_every_interpreter
     def test_a_target_of_next_to_nothing_asks_for_every_replica(self) -> None:
         for on in TARGETS:
             scaling = Scaling(minimum=1, maximum=3, on=on, target=1e-308, every_s=0.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import os
 import random
 import unittest
 from collections import deque
@@ -15,8 +14,7 @@ import servesim.engine.blocks as blocks
 from servesim.engine.blocks import BlockPool
 from servesim.engine.sequence import DECODE, Sequence
 from servesim.workload.requests import OPEN_END, Content
-
-SEEDS = int(os.environ.get("SERVESIM_SEEDS", "300"))
+from tests.extent import seeds
 
 
 @dataclass(eq=False)
@@ -209,7 +207,7 @@ def random_content(rng: random.Random, prompt: int) -> Content:
 class AgainstBlocksOneByOne(unittest.TestCase):
     def test_every_look_up_count_and_eviction_is_the_same(self) -> None:
         hits = evictions = broken = 0
-        for seed in range(SEEDS):
+        for seed in seeds(300):
             with self.subTest(seed=seed):
                 rng = random.Random(seed)
                 both = Both(rng.randint(4, 60), rng.choice((1, 4, 4, 16)), keyless_to_front=rng.random() < 0.6)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import unittest
 
 from servesim.client.answer import Answer
 from servesim.wire.events import read_event
 from servesim.wire.sse import Event
+from tests.extent import seeds
 from tests.truth_server import FINISH, ROLE, content, usage
-
-SEEDS = int(os.environ.get("SERVESIM_SEEDS", "150"))
 
 
 def read_plainly(events: list[Event], reader: str) -> tuple[list[float], int]:
@@ -53,7 +51,7 @@ def random_event(rng: random.Random, reader: str) -> bytes:
 
 class AnswerTest(unittest.TestCase):
     def test_the_shortcut_finds_exactly_what_the_parser_finds(self) -> None:
-        for seed in range(SEEDS):
+        for seed in seeds(150):
             rng = random.Random(seed)
             reader = rng.choice(("chat", "completions", "ollama", "llamacpp"))
             events = [Event(float(k), random_event(rng, reader)) for k in range(60)]

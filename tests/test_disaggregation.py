@@ -29,7 +29,8 @@ from servesim.workload.spec import WorkloadSpec
 from servesim.workload.workload import OpenLoop
 from tests.case import Case, Row, StepCost
 from tests.command import ROOT
-from tests.fleet_cases import KV_BYTES, advanced, difference, random_disaggregation, seeds
+from tests.extent import seeds
+from tests.fleet_cases import KV_BYTES, advanced, difference, random_disaggregation
 
 MIXED = str(ROOT / "fixtures" / "mixed.jsonl")
 

@@ -28,10 +28,9 @@ from servesim.workload.requests import Requests
 from servesim.workload.workload import OpenLoop
 from tests.case import Case, Row, StepCost
 from tests.command import in_shell, servesim
+from tests.extent import same_on_every_interpreter, seeds
 from tests.oracle import difference_of_runs
 from tests.random_cases import random_case
-
-SEEDS = 120
 
 
 def case_of(rows: Sequence[Row], **limits: Any) -> Case:
@@ -69,7 +68,7 @@ class OneRun(unittest.TestCase):
     """However an engine is driven or watched, it is the same run."""
 
     def test_advancing_in_slices_equals_one_go(self) -> None:
-        for seed in range(SEEDS):
+        for seed in seeds(120):
             case, rng = random_case(seed), random.Random(seed)
             whole = run_case(case)
             end_s = max(whole.times, default=1.0)
@@ -89,7 +88,7 @@ class OneRun(unittest.TestCase):
             self.assertEqual(saved(run_case(case, slices)), saved(whole))
 
     def test_an_observer_changes_no_byte_of_a_saved_run(self) -> None:
-        for case in [*map(random_case, range(SEEDS)), *map(steady_case, range(1, 8))]:
+        for case in [*map(random_case, seeds(120)), *map(steady_case, range(1, 8))]:
             with self.subTest(case=case.seed):
                 seen: list[dict[str, Any]] = []
                 run = run_case(case, observer=seen.append)
@@ -126,11 +125,12 @@ class OneRun(unittest.TestCase):
 
 class Laws(unittest.TestCase):
     def test_unlimited_memory_means_no_preemption(self) -> None:
-        for seed in range(SEEDS):
+        for seed in seeds(120):
             case = random_case(seed)
             run = run_case(replace(case, config=replace(case.config, num_blocks=10**9)))
             self.assertEqual((run.engine.preemptions, run.engine.evictions, run.records.preempted), (0, 0, {}))
 
+    @same_on_every_interpreter
     def test_one_sequence_at_a_time_is_the_m_d_1_queue(self) -> None:
         # Mean wait = load / (2 (1 - load)) x service: Pollaczek 1930, Khinchin 1932. A request of 3 tokens takes 3 s.
         for load, count, ahead in (

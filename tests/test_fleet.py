@@ -24,7 +24,8 @@ from servesim.workload.delayed import Delayed
 from servesim.workload.requests import Requests
 from servesim.workload.workload import OpenLoop, Workload
 from tests.case import Case, Row, StepCost
-from tests.fleet_cases import difference, engine_run, fleet_run, kind_of, random_fleet, seeds
+from tests.extent import seeds
+from tests.fleet_cases import difference, engine_run, fleet_run, kind_of, random_fleet
 from tests.random_cases import random_case
 
 

@@ -21,7 +21,8 @@ from servesim.records import Run
 from servesim.summary import summarize
 from servesim.workload.spec import WorkloadSpec
 from tests.case import Case
-from tests.fleet_cases import advanced, kind_of, random_disaggregation, random_fleet, seeds
+from tests.extent import seeds
+from tests.fleet_cases import advanced, kind_of, random_disaggregation, random_fleet
 
 SAME = ("planned_s", "sent_s", "admitted_s", "prompt_tokens", "output_tokens", "cached_tokens", "outcome")
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import unittest
 
 from servesim.errors import InputError
+from tests.extent import seeds
 from tests.fuzz import FAULTS, TARGETS, case, fault_of, smallest
 from tests.fuzz_inputs import minimise_words, mutate
 from tests.fuzz_targets import FaultError, Target
 
-CASES = int(os.environ.get("SERVESIM_SEEDS", "12"))
 SEED = 20_000  # away from where `make fuzz` begins
 
 
@@ -36,7 +35,7 @@ class Faults(unittest.TestCase):
                 self.assertIsNone(fault_of(TARGETS[found["target"]], found["input"].encode("latin-1")))
 
     def test_a_short_run_finds_no_new_one(self) -> None:
-        for number in range(SEED, SEED + CASES):
+        for number in range(SEED, SEED + len(seeds(12))):
             for name, target in TARGETS.items():
                 with self.subTest(target=name, seed=number):
                     self.assertIsNone(fault_of(target, case(name, number)))
@@ -52,8 +51,8 @@ class Fuzzer(unittest.TestCase):
     target = Target(run=plant, seeds=lambda: [b'{"key": [1, 2], "bad": 0}', b"plain\n"])
 
     def test_it_finds_faults_and_cuts_them_down(self) -> None:
-        seeds = self.target.seeds()
-        inputs = [mutate(random.Random(number), seeds) for number in range(600)]
+        good = self.target.seeds()
+        inputs = [mutate(random.Random(number), good) for number in range(600)]
         found = {fault: data for data in inputs if (fault := fault_of(self.target, data)) is not None}
         self.assertEqual(len(found), 2, found)
         for fault, data in found.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import struct
 import tempfile
@@ -17,10 +16,10 @@ from servesim.catalog.gguf_model import read_gguf_model
 from servesim.catalog.model import Attention
 from servesim.catalog.models import load_model
 from servesim.errors import InputError
+from tests.extent import seeds
 from tests.gguf_files import GgufFile, llama
 
 ROOT = Path(__file__).resolve().parent.parent
-SEEDS = int(os.environ.get("SERVESIM_SEEDS", "200"))
 
 
 class InAFolder(unittest.TestCase):
@@ -277,7 +276,7 @@ class DamagedFiles(InAFolder):
     def test_bytes_changed_at_random_give_a_model_or_one_line(self) -> None:
         whole = Path(llama(layers=1).write(self.path)).read_bytes()
         header_bytes = len(llama(layers=1).bytes())
-        for seed in range(SEEDS):
+        for seed in seeds(200):
             rng = random.Random(seed)
             data = bytearray(whole)
             for _ in range(rng.choice((1, 1, 2, 8))):

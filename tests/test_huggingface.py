@@ -19,9 +19,9 @@ from servesim.catalog.model import Attention, Model
 from servesim.catalog.models import MODELS, REPOSITORIES, find_model, load_model
 from servesim.errors import InputError, ServesimError
 from tests.command import servesim
+from tests.extent import seeds
 
 CONFIGS = Path(__file__).resolve().parent.parent / "fixtures" / "models"
-SEEDS = int(os.environ.get("SERVESIM_SEEDS", "200"))
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -370,7 +370,7 @@ class Refusals(InAFolder):
     def test_fields_of_every_wrong_kind_give_a_model_or_one_line(self) -> None:
         wrong = (0, -1, 1.5, 10**30, True, "many", [], {}, [1, "a", None], {"a": 1}, None, 2**31, [[]], "", 1e300)
         names = [folder.name for folder in sorted(CONFIGS.iterdir())]
-        for seed in range(SEEDS):
+        for seed in seeds(200):
             rng = random.Random(seed)
             config = copy.deepcopy(config_of(rng.choice(names)))
             for _ in range(rng.choice((1, 1, 2, 4))):

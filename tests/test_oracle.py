@@ -6,7 +6,6 @@ steps once more without an observer, which is how users run it. `python3 -m test
 
 from __future__ import annotations
 
-import os
 import unittest
 from collections import Counter
 from collections.abc import Iterator
@@ -18,19 +17,19 @@ from servesim.engine.config import RULES, EngineConfig
 from servesim.records import Outcome
 from servesim.workload.requests import OPEN_END, Content
 from tests.case import Case, Row
+from tests.extent import seeds
 from tests.oracle import first_difference, gaps_of, run_observed
 from tests.random_cases import follower_case, minimised, random_case
 from tests.reference import Reference
 from tests.vllm_replay import engine_class_named
 
-SEEDS = int(os.environ.get("SERVESIM_SEEDS", "800"))
 SAMPLE = 250  # for the laws of the textbook and of the generator
 
 
 class TheEngineEqualsTheTextbook(unittest.TestCase):
     def test_on_random_workloads(self) -> None:
         engine = engine_class_named("servesim")
-        for seed in range(SEEDS):
+        for seed in seeds(800):
             case = random_case(seed)
             difference = first_difference(case, engine)
             if difference is not None:
@@ -40,7 +39,7 @@ class TheEngineEqualsTheTextbook(unittest.TestCase):
 
     def test_on_requests_that_follow_others_closely(self) -> None:
         engine = engine_class_named("servesim")
-        for seed in range(SEEDS):
+        for seed in seeds(800):
             self.assertIsNone(first_difference(follower_case(seed), engine), f"seed {seed}")
 
     def test_when_a_step_without_anybody_makes_a_token_known(self) -> None:
@@ -67,7 +66,7 @@ class TheEngineEqualsTheTextbook(unittest.TestCase):
     def test_whenever_chains_of_which_nothing_is_left_are_forgotten(self) -> None:
         engine = engine_class_named("servesim")
         with mock.patch("servesim.engine.blocks.MANY_CHAINS", 2):
-            for seed in range(SEEDS // 2):
+            for seed in seeds(400):
                 self.assertIsNone(first_difference(random_case(seed), engine), f"seed {seed}")
 
 

@@ -6,7 +6,8 @@ import re
 import unittest
 
 from servesim.analysis.rules import RULES
-from tests.command import in_shell, same_on_every_interpreter, workspace
+from tests.command import in_shell, workspace
+from tests.extent import same_on_every_interpreter
 from tests.guide_runner import Runner
 from tests.guides import fences, flags_of_block, known_flags, unknown_metrics, without_fences
 from tests.readme_commands import matches, sessions

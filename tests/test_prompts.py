@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import doctest
 import json
-import os
 import random
 import unittest
 from array import array
@@ -23,8 +22,7 @@ from servesim.client.prompts import (
 )
 from servesim.errors import InputError
 from servesim.workload.requests import OPEN_END, Content, Requests
-
-SEEDS = range(int(os.environ.get("SERVESIM_SEEDS", "50")))
+from tests.extent import seeds
 
 TOKENIZERS: dict[str, Callable[[str], int]] = {
     "one token a word": lambda text: len(text.split()) + 31,
@@ -51,7 +49,7 @@ def shared_words(one: list[str], other: list[str]) -> int:
 class LandingTest(unittest.TestCase):
     def test_two_warm_up_requests_teach_any_tokenizer(self) -> None:
         for name, count in TOKENIZERS.items():
-            for seed in SEEDS:
+            for seed in seeds(50):
                 stream = random.Random(seed)
                 lengths = [stream.randint(64, 1024) for _ in range(40)]
                 rate = TokenRate()

@@ -19,7 +19,8 @@ from servesim.report.figures import FIGURES
 from servesim.report.renderers import RENDERERS
 from servesim.workload.arrivals import ARRIVALS
 from servesim.workload.trace import TRACE_FORMATS
-from tests.command import ROOT, in_shell, same_on_every_interpreter, workspace
+from tests.command import ROOT, in_shell, workspace
+from tests.extent import same_on_every_interpreter
 from tests.guide_runner import Runner
 from tests.guides import fences, flags_of_block, known_flags, unknown_metrics, without_fences
 from tests.readme_commands import matches, sessions

@@ -13,6 +13,7 @@ from servesim.report.material import Material, grid_of
 from servesim.report.renderers import RENDERERS
 from servesim.report.style import PAGE_STYLE
 from servesim.report.svg import plain
+from tests.extent import same_on_every_interpreter
 from tests.report_runs import HOSTILE, burst, hostile, materials, named, streams, sweep_document
 from tests.runs import measured, random_simulated
 
@@ -137,6 +138,7 @@ class ThePage(unittest.TestCase):
         material = Material("t", [named(burst())])
         self.assertEqual("".join(page(material, draw(material))), html(material))
 
+    @same_on_every_interpreter
     def test_a_hundred_thousand_requests_stay_under_two_megabytes(self) -> None:
         run = simulate(requests=100_000, rate=3000, prompt_tokens="16", output_tokens="2-5", max_num_seqs=32)
         content = html(Material("t", [named(run, "t", "ttft_p95=20ms")]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import doctest
 import math
-import os
 import random
 import unittest
 from collections.abc import Callable
@@ -12,8 +11,7 @@ from collections.abc import Callable
 from servesim.analysis import search
 from servesim.analysis.search import Answer, Limit, Search
 from servesim.errors import InputError
-
-SEEDS = range(int(os.environ.get("SERVESIM_SEEDS", "200")))
+from tests.extent import seeds
 
 
 def edge_at(limit: float) -> Callable[[float], tuple[Answer, float]]:
@@ -30,7 +28,7 @@ class SearchTest(unittest.TestCase):
                 self.assertEqual(found.result, edge)
 
     def test_a_rate_is_found_within_the_resolution(self) -> None:
-        for seed in SEEDS:
+        for seed in seeds(200):
             edge = math.exp(random.Random(seed).uniform(-3.5, 6))
             with self.subTest(seed=seed, edge=edge):
                 found = Search(probe=edge_at(edge), start=1.0, votes=1, resolution=0.02).run()
@@ -77,7 +75,7 @@ class SearchTest(unittest.TestCase):
         self.assertEqual(found.load, 20)
 
     def test_noise_near_the_edge_moves_the_answer_by_little(self) -> None:
-        for seed in SEEDS:
+        for seed in seeds(200):
             stream = random.Random(seed)
 
             def probe(load: float, stream: random.Random = stream) -> tuple[Answer, None]:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import unittest
 
 from servesim.errors import InputError
@@ -11,9 +10,8 @@ from servesim.records import EngineTotals, Outcome, Run
 from servesim.slo import parse_slos
 from servesim.stats import PERCENTILES
 from servesim.summary import summarize
+from tests.extent import seeds
 from tests.runs import measured, random_simulated
-
-SEEDS = int(os.environ.get("SERVESIM_SEEDS", "300"))
 
 
 def naive_percentile(values: list[float], percentile: float) -> float:
@@ -47,7 +45,7 @@ def naive_latencies(run: Run) -> dict[str, list[list[float]]]:
 
 class AgainstEveryToken(unittest.TestCase):
     def test_every_distribution_is_that_of_a_walk_over_all_tokens(self):
-        for seed in range(SEEDS):
+        for seed in seeds(300):
             run = random_simulated(seed)
             summary = summarize(run)
             for metric, values in naive_latencies(run).items():
@@ -64,7 +62,7 @@ class AgainstEveryToken(unittest.TestCase):
                         self.assertEqual(getattr(distribution, name), naive_percentile(pooled, percentile) * 1000)
 
     def test_ttft_and_all_gaps_add_up_to_e2e(self):
-        for seed in range(SEEDS // 3):
+        for seed in seeds(100):
             summary = summarize(random_simulated(seed, outcomes=False))
             assert summary.ttft_ms is not None
             assert summary.e2e_ms is not None
@@ -80,7 +78,7 @@ class AgainstEveryToken(unittest.TestCase):
                 )
 
     def test_the_step_logs_own_weights_give_the_same_gaps(self):
-        for seed in range(SEEDS // 3):
+        for seed in seeds(100):
             run = random_simulated(seed, outcomes=False)
             assert run.steps is not None
             jumps = sum(len(slices) - 1 for slices in run.records.pieces.values())
@@ -89,7 +87,7 @@ class AgainstEveryToken(unittest.TestCase):
                 self.assertEqual(sum(run.steps.decodes) + jumps, summary.itl_ms.count if summary.itl_ms else 0)
 
     def test_offered_is_the_sum_of_its_parts(self):
-        for seed in range(SEEDS // 3):
+        for seed in seeds(100):
             run = random_simulated(seed)
             requests = summarize(run).requests
             with self.subTest(seed=seed):
@@ -101,7 +99,7 @@ class AgainstEveryToken(unittest.TestCase):
 
     def test_every_slo_and_goodput_are_those_of_a_walk_over_all_tokens(self):
         metrics = ("ttft", "tpot", "itl", "e2e", "queue", "e2e_from_planned", "lateness")
-        for seed in range(SEEDS):
+        for seed in seeds(300):
             run = random_simulated(seed)
             share = ("p50", "p90", "p99.9", "max")[seed % 4]
             slos = parse_slos(f"{metric}_{share}={1 + seed % 37}ms" for metric in metrics)
@@ -134,7 +132,7 @@ class AgainstEveryToken(unittest.TestCase):
                 )
 
     def test_a_summary_is_finite_json_whatever_happened(self):
-        for seed in range(SEEDS // 3):
+        for seed in seeds(100):
             document = summarize(random_simulated(seed), parse_slos(["itl_p99=5ms"])).as_dict()
             with self.subTest(seed=seed):
                 self.assertEqual(json.loads(json.dumps(document, allow_nan=False)), document)
@@ -335,7 +333,7 @@ class Engine(unittest.TestCase):
 
 class Gaps(unittest.TestCase):
     def test_late_gaps_and_events_are_those_of_a_walk(self):
-        for seed in range(SEEDS // 3):
+        for seed in seeds(100):
             run = random_simulated(seed)
             done = Completed(run)
             gaps = naive_latencies(run).get("itl", [])

@@ -20,6 +20,7 @@ from servesim.report.roofline_picture import device_of, roofline
 from servesim.report.series import counted, kv_use, output_rate, run_end_s, running, step_tokens, token_weights, waiting
 from servesim.report.svg import HEIGHT, WIDTH, escape, line_path, steps_path
 from servesim.report.thin import cloud_points, evenly, line_points, means
+from tests.extent import same_on_every_interpreter
 from tests.report_runs import GOLDEN, HOSTILE, burst, golden_pictures, materials, named, streams
 from tests.runs import measured, random_simulated
 
@@ -52,6 +53,7 @@ def outside(figure: Figure) -> list[tuple[int | None, int | None]]:
 
 
 class Marks(unittest.TestCase):
+    @same_on_every_interpreter
     def test_every_mark_is_inside_its_axes_whatever_the_run(self) -> None:
         for seed in range(60):
             material = Material("t", [named(random_simulated(seed), "a", "ttft_p95=10ms"), named(streams(seed), "b")])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import unittest
 from dataclasses import replace
 from typing import Any
@@ -20,9 +19,8 @@ from servesim.workload.build import build_workload
 from servesim.workload.spec import WorkloadSpec
 from tests.case import Case
 from tests.command import servesim
+from tests.extent import seeds
 from tests.random_cases import random_case
-
-SEEDS = int(os.environ.get("SERVESIM_SEEDS", "100"))
 
 CHATS: dict[str, Any] = {
     "requests": 150,
@@ -66,7 +64,7 @@ class Laws(unittest.TestCase):
 
     def test_no_law_breaks_on_random_loads_whatever_the_tiers(self) -> None:
         ran = 0
-        for seed in range(4 * SEEDS):
+        for seed in seeds(400):
             case = random_case(seed)
             if not case.config.prefix_caching:
                 continue
@@ -80,7 +78,7 @@ class Laws(unittest.TestCase):
                 run = run_case(replace(case, config=config))
                 ran += 1
                 self.assertEqual(run.violations, [])
-        self.assertGreater(ran, SEEDS)
+        self.assertGreater(ran, len(seeds(400)) // 4)
 
     def test_every_block_that_fell_is_there_or_was_fetched_or_dropped(self) -> None:
         run = simulate(**CHATS, kv_tokens=8_000, kv_offload="500MB+1GB", offload_link="25GB/s+2GB/s")
@@ -97,7 +95,7 @@ class Laws(unittest.TestCase):
 
     def test_a_tier_of_nothing_changes_nothing(self) -> None:
         server = build_server(ServerSpec(kv_tokens=8_000, prefix_caching=True))
-        for seed in range(0, 2 * SEEDS, 5):
+        for seed in seeds(200)[::5]:
             case = random_case(seed)
             empty = replace(case.config, kv_tiers=(TierConfig(blocks=0, block_s=9.0),))
             with self.subTest(seed=seed):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import os
 import random
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from servesim.workload.spec import WorkloadSpec
 from servesim.workload.times import parse_iso
 from servesim.workload.trace import TRACE_FORMATS, Trace, read_trace, write_trace
 from servesim.workload.trace_file import MAX_LINE_BYTES
+from tests.extent import seeds
 
 
 class TraceCase(unittest.TestCase):
@@ -386,7 +386,7 @@ class BadRowsTest(TraceCase):
 
     def test_random_garbage_never_ends_in_a_traceback(self) -> None:
         good = json.dumps(row(id="a", session="s", turn=1, think_s=0.5, prefix="p", prefix_tokens=5)).encode()
-        for seed in range(int(os.environ.get("SERVESIM_SEEDS", "300"))):
+        for seed in seeds(300):
             rng = random.Random(seed)
             data = bytearray(good)
             for _ in range(rng.randint(1, 6)):
