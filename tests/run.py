@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 import unittest
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -35,6 +36,7 @@ class Outcome:
     skipped: int = 0
     trouble: list[str] = field(default_factory=list)
     times: list[tuple[float, str]] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
 
 
 class CountingResult(unittest.TestResult):
@@ -88,13 +90,14 @@ def run_module(name: str) -> Outcome:
     """Run one test module in this process."""
     try:
         suite = unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(name))
-    except unittest.SkipTest:
-        return Outcome(name, skipped=1)
+    except unittest.SkipTest as error:
+        return Outcome(name, skipped=1, reasons=[str(error)])
     except Exception:
         return Outcome(name, failed=1, trouble=[f"FAIL {name} (import)\n{traceback.format_exc()}"])
     result = CountingResult()
     suite.run(result)
-    return Outcome(name, result.passed, len(result.bad), len(result.skipped), result.trouble, result.times)
+    reasons = [reason for _, reason in result.skipped]
+    return Outcome(name, result.passed, len(result.bad), len(reasons), result.trouble, result.times, reasons)
 
 
 def run_into(name: str, pipe: Connection) -> None:
@@ -138,15 +141,19 @@ def main() -> int:
     modules = options.modules or sorted(f"tests.{path.stem}" for path in (ROOT / "tests").glob("test_*.py"))
     passed = failed = skipped = 0
     times: list[tuple[float, str]] = []
+    reasons: Counter[str] = Counter()
     for outcome in run_apart(modules, max(1, options.jobs)):
         passed, failed, skipped = passed + outcome.passed, failed + outcome.failed, skipped + outcome.skipped
         times += outcome.times
+        reasons.update(outcome.reasons)
         for text in outcome.trouble:
             print(text)
         if outcome.failed:
             print(f"{outcome.module}: {outcome.failed} failed", flush=True)
     for seconds, test in sorted(times, reverse=True)[: options.slowest]:
         print(f"{seconds:7.2f} s  {test}")
+    for reason, count in reasons.most_common():
+        print(f"{count} skipped: {reason}")
     print(f"{passed} passed, {failed} failed, {skipped} skipped")
     return 1 if failed or not passed else 0
 
