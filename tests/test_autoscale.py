@@ -55,6 +55,7 @@ class Curve(unittest.TestCase):
         return fleet, fleet.run({})
 
 
+@same_on_every_interpreter
 class Laws(Curve):
     def test_replica_hours_are_the_integral_of_the_live_replicas(self) -> None:
         for on, target in TARGETS.items():
