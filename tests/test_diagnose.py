@@ -22,6 +22,7 @@ from servesim.summary import summarize
 from servesim.wire.prometheus import Page, parse_page
 from tests.command import ROOT
 from tests.diagnose_cases import CASES, NOT_SIMULATED, RuleCase, metrics, run_case
+from tests.extent import same_on_every_interpreter
 
 CAPTURES = ROOT / "fixtures" / "captures"
 
@@ -49,6 +50,7 @@ def names(evidence: Evidence) -> list[str]:
     return [finding.rule.name for finding in findings(evidence)]
 
 
+@same_on_every_interpreter
 class EveryRule(unittest.TestCase):
     """Each row of the table, in the simulator."""
 
