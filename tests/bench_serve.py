@@ -1,7 +1,9 @@
 """`serve` beside `simulate`: the same workload through real sockets, and how late the steps were.
 
 `python3 -m tests.bench_serve [--concurrency 1,32,256]`. On an idle machine throughput is to be within 3 %, the
-medians of TTFT and TPOT within 5 %; at 256 streams and 5,000 tokens/s the steps are to be less than 5 ms late (p99).
+medians of TTFT and TPOT within 5 %; at 256 streams and 5,000 tokens/s the steps of a server that has one core are to be
+less than 5 ms late (p99). The client has the other cores then: the kernel likes to wake it on the server's core in the
+middle of a step, where it stays until it has read.
 """
 
 from __future__ import annotations
@@ -35,6 +37,13 @@ class Server:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().split()[-1]
+
+    def share_cores(self) -> None:
+        """Give the server one core and whatever starts from here the others."""
+        cores = sorted(os.sched_getaffinity(0))
+        if len(cores) > 1:
+            os.sched_setaffinity(self.process.pid, cores[:1])
+            os.sched_setaffinity(0, cores[1:])
 
     def __enter__(self) -> Server:
         return self
@@ -85,12 +94,16 @@ def steady(tokens_per_s: int = 5000) -> None:
     fast = run_json("simulate", "--concurrency", "256", "--requests", "256", *length)
     speed = tokens_per_s / fast["throughput"]["output_tokens_per_s"]
     with Server("--speed", f"{speed:.4f}") as server:
+        server.share_cores()
         load = ["--concurrency", "256", "--requests", "512", *length, "--warmup", "0"]
         told = run_json("loadgen", "--url", server.url, "--api", "completions", "--ignore-eos", *load)
         late = server.lateness()
     rate = told["throughput"]["output_tokens_per_s"]
     verdict = "within" if late[1] <= 5 else "BEYOND"
-    print(f"\n256 streams at {rate:,.0f} tokens/s: late p50 <= {late[0]:g} ms, p99 <= {late[1]:g} ms  {verdict} 5 ms")
+    print(
+        f"\n256 streams at {rate:,.0f} tokens/s on one core: late p50 <= {late[0]:g} ms, "
+        f"p99 <= {late[1]:g} ms of {late[2]:,} steps  {verdict} 5 ms"
+    )
 
 
 def main() -> None:
