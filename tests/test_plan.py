@@ -12,7 +12,7 @@ from servesim.analysis.binding import BUDGETS, binding_of
 from servesim.analysis.plan import Planner, PlanSpec, replicas_for
 from servesim.analysis.plan_document import plan_body
 from servesim.analysis.plan_shards import plan_digest
-from servesim.analysis.plan_space import Candidate, candidates, check_prices, prospect_of
+from servesim.analysis.plan_space import Candidate, candidates, prices_an_hour, prospect_of
 from servesim.analysis.plan_units import EDGE, Question, Row, Unit, work
 from servesim.analysis.remedies import REMEDIES
 from servesim.analysis.search import Search
@@ -259,9 +259,11 @@ class Plans(unittest.TestCase):
 
     def test_prices_are_for_all_devices_or_for_none(self) -> None:
         found = candidates([ServerSpec(), ServerSpec(hardware="l4-24gb")], [FleetSpec()])
-        for prices in ({"h100-sxm-80gb": 1.0}, {"h100-sxm-80gb": 1.0, "l4-24gb": 1.0, "t4-16gb": 1.0}):
+        self.assertEqual(prices_an_hour(found, ()), {})
+        self.assertEqual(prices_an_hour(found, ("2.5/h", "l4-24gb=0.7/h")), {"h100-sxm-80gb": 2.5, "l4-24gb": 0.7})
+        for prices in (["h100-sxm-80gb=1/h"], ["h100-sxm-80gb=1/h", "l4-24gb=1/h", "t4-16gb=1/h"]):
             with self.assertRaises(InputError):
-                check_prices(found, prices)
+                prices_an_hour(found, prices)
 
     def test_a_digest_depends_on_what_rows_depend_on(self) -> None:
         base = spec_of({}, {"max_num_seqs": 64})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any
@@ -19,9 +19,10 @@ from servesim.engine.spec import ServerSpec
 from servesim.errors import CapacityError, InputError
 from servesim.fleet.build import Deployment, build_deployment
 from servesim.fleet.spec import FleetSpec
+from servesim.fleet.usage import price_of
 from servesim.slo import Slo
 from servesim.stats import nearest_rank
-from servesim.units import format_ms, parse_finite, shown
+from servesim.units import format_ms
 from servesim.workload.requests import Requests
 
 DEFAULT_LINK = "25GB/s"  # a 200 Gb/s network card
@@ -70,27 +71,23 @@ def candidates(servers: Sequence[ServerSpec], fleets: Sequence[FleetSpec]) -> li
     return list(found.values())
 
 
-def parse_price(text: object, name: str) -> tuple[str, float]:
-    """Return the device and its price an hour in `l4-24gb=0.7/h`.
+def prices_an_hour(found: Sequence[Candidate], prices: Sequence[str]) -> dict[str, float]:
+    """Return the price of every device among the candidates; empty if there are no `prices`.
 
-    >>> parse_price("l4-24gb=0.7/h", "price")
-    ('l4-24gb', 0.7)
+    Raises `InputError` for a price of another device, and for a device without one.
     """
-    device, equals, price = text.rpartition("=") if isinstance(text, str) else ("", "", "")
-    if not equals or not device or not price.endswith("/h"):
-        raise InputError(f"{name} is {shown(text)}, must be a device and its price an hour such as l4-24gb=0.7/h")
-    return device.strip(), parse_finite(price[:-2], f"price of {device.strip()}", above=0.0)
-
-
-def check_prices(found: Sequence[Candidate], prices: Mapping[str, float]) -> None:
-    """Raise `InputError` unless every device among the candidates has a price, or none has."""
     devices = list(dict.fromkeys(candidate.server.hardware for candidate in found))
-    for device in prices:
-        if device not in devices:
+    for price in prices:
+        device = price.rpartition("=")[0].strip()
+        if device and device not in devices:
             raise InputError(f"price of {device}, which is not among the hardware of the plan: {', '.join(devices)}")
-    missing = [device for device in devices if device not in prices]
-    if prices and missing:
-        raise InputError(f"{missing[0]} has no price; give one for every device, or none")
+    known: dict[str, float] = {}
+    for device in devices if prices else ():
+        an_hour = price_of(device, prices)
+        if an_hour is None:
+            raise InputError(f"{device} has no price; give one for every device, or none")
+        known[device] = an_hour
+    return known
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

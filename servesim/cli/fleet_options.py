@@ -44,17 +44,19 @@ FLEET = Group(
 )
 
 
+PRICE = Option(
+    "--price",
+    "price",
+    "of a device an hour: 2.5/h, or l4-24gb=0.7/h for each; a comma list",
+    FLEET_CHECKS["price"],
+    "[DEVICE=]X/h",
+    repeat=True,
+)
+
 USAGE = Group(
     "what it costs",
     (
-        Option(
-            "--price",
-            "price",
-            "of a device an hour: 2.5/h, or l4-24gb=0.7/h for each; a comma list",
-            FLEET_CHECKS["price"],
-            "DEVICE=X/h",
-            repeat=True,
-        ),
+        PRICE,
         Option("--energy", "energy", "estimate energy, where the catalogue knows a device's power"),
     ),
 )

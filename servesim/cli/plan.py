@@ -11,7 +11,7 @@ from typing import Any
 from servesim.analysis.plan import Planner, PlanSpec
 from servesim.analysis.plan_document import plan_body
 from servesim.analysis.plan_shards import ShardWriter, parse_shard, plan_digest, read_shards
-from servesim.analysis.plan_space import DEFAULT_LINK, candidates, check_prices, parse_price
+from servesim.analysis.plan_space import DEFAULT_LINK, candidates, prices_an_hour
 from servesim.analysis.plan_units import Question, Unit, workers
 from servesim.analysis.sweep import grid
 from servesim.cli.fleet_options import FLEET
@@ -23,6 +23,7 @@ from servesim.console import Console
 from servesim.engine.spec import count, number, text
 from servesim.errors import InputError
 from servesim.fleet.spec import FLEET_CHECKS, FleetSpec, split
+from servesim.fleet.usage import parse_prices
 from servesim.interrupts import Interrupts
 from servesim.report.documents import document, to_json
 from servesim.report.plan import plan_text
@@ -72,7 +73,12 @@ ASKED = Group(
         SLO,
         Option("--rate", "rate", "requests per second to serve: how many replicas", number(above=0.0), "R"),
         Option(
-            "--price", "price", "of one device, such as l4-24gb=0.7/h; a comma list", text, "DEVICE=X/h", repeat=True
+            "--price",
+            "price",
+            "an hour of any device, or of one, such as l4-24gb=0.7/h; a comma list",
+            text,
+            "[DEVICE=]X/h",
+            repeat=True,
         ),
         Option("--tune", "tune", "also try values of " + ", ".join(key.replace("_", "-") for key in TUNED)),
         Option("--disagg", "disagg", "prefill:decode servers, off: together", _split, "P:D", "off", swept=True),
@@ -179,8 +185,7 @@ def plan_spec(values: dict[str, Any], console: Console | None = None) -> PlanSpe
         axes |= tried
     servers = [server_spec(values | point) for point in grid(axes)]
     found = candidates(servers, _fleets(values))
-    prices = dict(parse_price(item.strip(), "price") for one in values.get("price", ()) for item in one.split(","))
-    check_prices(found, prices)
+    prices = prices_an_hour(found, parse_prices(values.get("price", ()), "price"))
     for note in notes:
         if console is not None:
             console.note(note)
