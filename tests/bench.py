@@ -4,7 +4,8 @@ A benchmark, not a test. Each row runs in an interpreter of its own, so that its
 alone is measured in CPU seconds (best of some): rates are those of `advance()`; what `run()` then takes to close the
 records and check the laws is `closing`. Whole commands are measured on the wall clock (median of some), with their
 bytecode written before. `floor` is a bare loop over the same steps that only prices them; `textbook` is
-`tests/reference.py` on the same, smaller work. On a busy machine every figure is worse than it is.
+`tests/reference.py` on the same, smaller work. On a busy machine every figure is worse than it is. `--write` puts the
+rows that have a target into the README.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from servesim.records import Run
 from servesim.workload.build import drive, load_requests
 from servesim.workload.requests import Requests
 from servesim.workload.spec import WorkloadSpec
+from tests.readme_tables import put_table
 from tests.reference import Reference
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -304,6 +306,21 @@ def head() -> str:
     return f"{'':{NAME_WIDTH}}{'  '.join(titles)}  target"
 
 
+IN_README = ("requests", "tok_s", "textbook", "wall_s", "peak_mb")
+
+
+def markdown(rows: Iterable[tuple[str, dict[str, Any], list[tuple[str, bool]]]]) -> str:
+    """Return the table of the README: the rows that have a target."""
+    lines = ["| work | " + " | ".join(COLUMNS[key][0] for key in IN_README) + " | target |"]
+    lines.append("| --- |" + " --- |" * (len(IN_README) + 1))
+    for name, figures, targets in rows:
+        cells = [COLUMNS[key][1](figures[key]) if key in figures else "" for key in IN_README]
+        told = ", ".join(target if met else f"{target}: missed" for target, met in targets)
+        if told:
+            lines.append(f"| {' | '.join([name, *cells, told])} |")
+    return "\n".join(lines)
+
+
 def _apart(number: int, repeats: int) -> dict[str, Any]:
     """Measure an engine row in an interpreter of its own."""
     command = [sys.executable, "-m", "tests.bench", "--row", str(number), "--repeats", str(repeats)]
@@ -317,16 +334,19 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="leave out the largest workloads, measure each once or so")
     parser.add_argument("--only", metavar="TEXT", default="", help="rows whose name has TEXT in it")
     parser.add_argument("--repeats", type=int, default=0, help="measurements of an engine row (default 3, quick 1)")
+    parser.add_argument("--write", action="store_true", help="put the table into the README")
     parser.add_argument("--row", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.row is not None:
         print(json.dumps(measure_engine(ENGINE_ROWS[options.row], options.repeats)))
         return 0
+    if options.write and (options.only or options.quick):
+        parser.error("--write wants every row")
     repeats = options.repeats or (1 if options.quick else 3)
     print(f"CPython {platform.python_version()}, {os.cpu_count()} cores; llama-3.1-8b on h100-sxm-80gb,", end=" ")
     print(f"{PROMPTS} prompt and {OUTPUTS} output tokens")
     print(head(), flush=True)
-    judged: list[bool] = []
+    rows: list[tuple[str, dict[str, Any], list[tuple[str, bool]]]] = []
     open_loop: dict[str, Any] = {}
     for number, row in enumerate(ENGINE_ROWS):
         wanted = options.only in row.name and (row.quick or not options.quick)
@@ -335,7 +355,7 @@ def main() -> int:
         figures = _apart(number, repeats if row.requests < 1e6 else 1)
         open_loop = open_loop or figures
         targets = judge_engine(row, figures, open_loop)
-        judged += [met for _, met in targets]
+        rows.append((row.name, figures, targets))
         print(line(row.name, figures, targets), flush=True)
     commands: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as bytecode:
@@ -345,9 +365,12 @@ def main() -> int:
             figures = measure_command(command, min(command.runs, 5) if options.quick else command.runs, bytecode)
             targets = judge_command(command, figures, commands)
             commands[f"{command.name} {command.requests}"] = figures
-            judged += [met for _, met in targets]
+            rows.append((command.name, figures, targets))
             print(line(command.name, figures, targets), flush=True)
+    judged = [met for _, _, targets in rows for _, met in targets]
     print(f"{sum(judged)} of {len(judged)} targets met")
+    if options.write:
+        put_table("speed", markdown(rows))
     return 0
 
 
