@@ -27,7 +27,7 @@ from tests.readme_tables import README, put_table
 from tests.smoke import ROOT, free_port, install, server
 
 # name: (concurrency, prompt tokens, output tokens, requests)
-FITTED = {"c1": (1, 40, 64, 12), "c4": (4, 40, 64, 32), "long": (1, 400, 16, 6)}
+FITTED = {"c1": (1, 40, 64, 12), "c4": (4, 40, 64, 32), "long": (1, 400, 32, 8)}
 HELD = {
     "c8": (8, 40, 64, 48),
     **{f"prompt-{n}": (1, n, 32, 6) for n in (20, 80, 160, 320, 640)},

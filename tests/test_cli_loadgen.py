@@ -590,6 +590,19 @@ class EndTest(LoadgenCase):
             self.assertEqual((said.code, said.out, said.err.count("\n")), (2, "", 1), said)
             self.assertIn(part, said.err)
 
+    def test_a_simulation_like_a_run_has_the_lengths_that_the_server_counted(self) -> None:
+        saved, printed = self.path("run.jsonl"), self.path("run.json")
+        with TruthServer(Model(lambda asked: stream_of(3, 52))) as server:
+            self.assertEqual(loadgen(server, *SHORT, "--save", saved, "--json", "-o", printed).code, 0)
+        for path in (saved, printed):
+            said = servesim("simulate", "--like", path, "--json")
+            document = json.loads(said.out)
+            self.assertEqual((document["tokens"]["prompt"], document["tokens"]["output"]), (6 * 52, 6 * 3))
+            self.assertIn("prompt_tokens 52 as counted there, 40 were asked for; output_tokens 3", said.err)
+            said = servesim("simulate", "--like", path, "--prompt-tokens", "7", "--json")
+            self.assertEqual(json.loads(said.out)["tokens"]["prompt"], 6 * 7)
+            self.assertNotIn("prompt_tokens", said.err)
+
     @unittest.skipUnless(os.path.exists("/dev/full"), "needs /dev/full")
     def test_a_full_disk_costs_the_file_and_not_the_report(self) -> None:
         with TruthServer(Model()) as server:

@@ -7,7 +7,9 @@ from typing import Any
 from servesim.cli.document import first_object
 from servesim.client.setup import known_model, like_run
 from servesim.errors import InputError
+from servesim.report.documents import summary_document
 from servesim.runreader import read_run
+from servesim.summary import summarize
 
 CACHED_MATTERS = 0.05
 
@@ -15,7 +17,8 @@ CACHED_MATTERS = 0.05
 def like_options(path: str) -> dict[str, Any]:
     """Return the options that stand for the run in `path`: what `loadgen` saved, or printed with `--json`.
 
-    Raises InputError for a file that holds no measured run.
+    A length that was asked for as one number is the one that the server counted. Raises InputError for a file that
+    holds no measured run.
     """
     document = first_object(path)
     config, facts = document.get("config"), document.get("setup")
@@ -24,7 +27,7 @@ def like_options(path: str) -> dict[str, Any]:
     options = like_run(config, facts)
     if config.get("client_timeout_s") is not None:
         options["client_timeout_s"] = config["client_timeout_s"]
-    return options
+    return {**options, **{name: counted for name, (_, counted) in _counted(path, document).items()}}
 
 
 def like_note(path: str, values: dict[str, Any]) -> str:
@@ -36,18 +39,39 @@ def like_note(path: str, values: dict[str, Any]) -> str:
     note = f"like {path}: {taken or 'the server told nothing of itself'}; no server tells its device (--hardware)"
     if facts.get("model") and known_model(facts) is None and "model" not in values:
         note += f", and {facts['model']!r} is no known model (--model)"
+    for name, (asked, counted) in _counted(path, document).items():
+        if values.get(name) == counted:
+            note += f"; {name} {counted} as counted there, {asked} were asked for"
     cached = _cached_share(path, document)
     if cached > CACHED_MATTERS and not values.get("prefix_caching"):
         note += f"; {cached:.0%} of the prompt tokens were cached there, and here all of them are computed"
     return note
 
 
+def _counted(path: str, document: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return (asked, counted on average) of each length that was to be one number and became another.
+
+    A chat template adds to short prompts, and an answer may end by itself.
+    """
+    summary, found = _summary(path, document), dict[str, tuple[str, str]]()
+    completed = (summary.get("requests") or {}).get("completed") or 0
+    for name, kind in (("prompt_tokens", "prompt"), ("output_tokens", "output")):
+        asked, total = str(document["config"].get(name)), (summary.get("tokens") or {}).get(kind) or 0
+        counted = round(total / completed) if completed else 0
+        if asked.isdigit() and counted and counted != int(asked):
+            found[name] = asked, str(counted)
+    return found
+
+
 def _cached_share(path: str, document: dict[str, Any]) -> float:
     """Return the share of the prompt tokens that the server had cached; 0 where it did not count them."""
-    if document.get("kind") == "header":
-        records = read_run(path).records
-        cached, prompt = sum(max(0, tokens) for tokens in records.cached_tokens), sum(records.prompt_tokens)
-    else:
-        tokens = document.get("tokens") or {}
-        cached, prompt = tokens.get("cached") or 0, tokens.get("prompt") or 0
+    tokens = _summary(path, document).get("tokens") or {}
+    cached, prompt = tokens.get("cached") or 0, tokens.get("prompt") or 0
     return cached / prompt if prompt > 0 else 0.0
+
+
+def _summary(path: str, document: dict[str, Any]) -> dict[str, Any]:
+    """Return the summary in `document`, or that of the saved run whose header it is."""
+    if document.get("kind") != "header":
+        return document
+    return summary_document("loadgen", {}, summarize(read_run(path)))
