@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import io
 import json
@@ -379,6 +380,12 @@ class BadRowsTest(TraceCase):
             trace.notes, ("5 bad rows skipped, the first: t.jsonl:2: prompt_tokens is -3, must be 1 or more",)
         )
         self.assertIn("t.jsonl:1: ", self.refused("garbage\n", skip_bad_rows=True, trace_format="servesim"))
+
+    def test_the_collector_of_cycles_works_again_once_a_trace_is_read_or_refused(self) -> None:
+        self.read([row()])
+        self.assertTrue(gc.isenabled())
+        self.refused([row(None, session="a")])
+        self.assertTrue(gc.isenabled())
 
     def test_options_that_do_not_exist_are_refused(self) -> None:
         self.assertIn("did you mean 'servesim'?", self.refused([row()], trace_format="servsim"))

@@ -6,10 +6,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TextIO
@@ -111,7 +113,8 @@ def read_trace(
     if not rows:
         raise first_error or InputError("; ".join([f"{file.name}: no requests in it", *facts.notes]))
     try:
-        requests = rows.finish()
+        with _uncollected():
+            requests = rows.finish()
     except InputError as error:
         raise InputError(f"{file.name}:{error}") from None
     notes = [f"{file.name}: {note}" for note in (*facts.notes, *rows.notes)]
@@ -127,6 +130,18 @@ def read_trace(
         skipped=skipped,
         notes=tuple(notes),
     )
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep the collector of cycles from looking again and again at millions of new tuples, which are in none."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def write_trace(requests: Requests, file: TextIO) -> None:
