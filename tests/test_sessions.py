@@ -132,6 +132,12 @@ class BlockChainTest(unittest.TestCase):
         rows = [self.row(list(range(500)), 8000), self.row(list(range(500)), 7995), self.row(list(range(200)), 3200)]
         self.assertEqual(contents_of(rows), [((0, 8000),), ((0, 7995),), ((0, 3200),)])
 
+    def test_a_chain_without_a_time_keeps_its_session(self) -> None:
+        later = self.row([1, 2], 32) | {"session": "a"}
+        del later["arrival_s"]
+        requests = trace_of([self.row([1], 16) | {"session": "a"}, later]).requests
+        self.assertEqual((requests.sessions, list(requests.turns or ())), (["a", "a"], [1, 2]))
+
     def test_blocks_of_another_size_are_other_blocks(self) -> None:
         self.assertEqual(contents_of([self.row([1, 2], 32), self.row([1, 2], 64, size=32)]), [(), ()])
 
@@ -142,8 +148,8 @@ class BlockChainTest(unittest.TestCase):
             sizes = [max(1, len(chain) * 4 - rng.choice((0, 0, 1, 3))) for chain in chains]
             interned, streams = BlockChains(), Streams()
             leaves = [interned.add(chain, 4) for chain in chains]
-            ends = [min(len(chain) * 4, size) for chain, size in zip(chains, sizes, strict=True)]
-            contents = renumber(interned.contents(leaves, ends, streams))
+            contents = interned.contents(leaves, sizes, streams)
+            self.assertEqual(contents, renumber(contents), "streams are numbered as requests come")
             starts: dict[int, int] = {}
             for content in contents:
                 before = 0
@@ -159,7 +165,7 @@ class BlockChainTest(unittest.TestCase):
                     (k for k, (a, b) in enumerate(zip(chains[i], chains[j], strict=False)) if a != b),
                     min(len(chains[i]), len(chains[j])),
                 )
-                expected = min(head * 4, ends[i], ends[j])
+                expected = min(head * 4, sizes[i], sizes[j])
                 with self.subTest(seed=seed, i=i, j=j):
                     self.assertEqual(shared_tokens(tokens[i], tokens[j]), expected)
 

@@ -73,6 +73,7 @@ def renumber(contents: list[Content]) -> list[Content]:
     return result
 
 
+ANY_ROOT = 0  # the last node of a chain without blocks, once there is any chain
 _DENSE_ROOM = 4  # entries of the table of hashes that may be empty, for each that is not
 
 
@@ -121,19 +122,24 @@ class BlockChains:
             known += 1
         return self._extend(node, hash_ids, known) if known < len(hash_ids) else node
 
-    def contents(self, leaves: Sequence[int], ends: Sequence[int], streams: Streams) -> list[Content]:
-        """Return the content of each request, given its last node and the token where its known content ends.
+    def contents(self, leaves: Sequence[int], prompt_tokens: Sequence[int], streams: Streams) -> list[Content]:
+        """Return the content of each request, given its last node and its tokens, which may fill that node in part.
 
-        A piece is a stretch of a run that nobody leaves or joins but at its ends.
+        A piece is a stretch of a run that nobody leaves or joins but at its ends. It goes on with the one before it
+        where it is the only one that does; only what two requests or more pass through is a stream. Streams are named
+        in order of their first request.
         """
-        size, parents = len(self._is_first), self._parent
-        begins = array("q", sorted({*self._begins, *(node + 1 for node in parents.values() if node + 1 < size)}))
+        size, parents, is_first = len(self._is_first), self._parent, self._is_first
+        left = {node + 1 for node in parents.values() if node + 1 < size and not is_first[node + 1]}
+        begins = sorted([*self._begins, *left])
         place = [bisect_right(begins, leaf) - 1 for leaf in leaves]
-        before, depth = array("q"), array("q")  # of each piece: the piece in front of it, its last token
-        children, below = array("q", bytes(8 * len(begins))), array("q", bytes(8 * len(begins)))
-        block_tokens = array("q")
-        for piece, (begin, end) in enumerate(zip(begins, (*begins[1:], size), strict=True)):
-            parent = parents[begin] if self._is_first[begin] else begin - 1
+        before: list[int] = []  # of each piece: the piece in front of it
+        depth: list[int] = []  # its last token
+        block_tokens: list[int] = []
+        children, below = [0] * len(begins), [0] * len(begins)
+        begins.append(size)
+        for piece, begin in enumerate(begins[:-1]):
+            parent = parents[begin] if is_first[begin] else begin - 1
             if parent < 0:
                 before.append(-1)
                 block_tokens.append(self._block_tokens[begin])
@@ -143,17 +149,25 @@ class BlockChains:
             before.append(above)
             children[above] += 1
             block_tokens.append(block_tokens[above])
-            depth.append(depth[above] + (end - begin) * block_tokens[above])
+            depth.append(depth[above] + (begins[piece + 1] - begin) * block_tokens[above])
         for piece in place:
             below[piece] += 1
-        for piece in range(len(begins) - 1, 0, -1):
+        for piece in range(len(before) - 1, 0, -1):
             if before[piece] >= 0:
                 below[before[piece]] += below[piece]
-        first, stream, heads = _name_streams(before, depth, children, below, streams)
-        return [
-            (*heads[run], (stream[run], end)) if (run := first[piece]) in stream else heads[run]
-            for piece, end in zip(place, ends, strict=True)
-        ]
+        first: list[int] = []  # of each piece: the first of its stretch
+        for piece, above in enumerate(before):
+            first.append(first[above] if above >= 0 and before[above] >= 0 and children[above] == 1 else piece)
+        heads = _Heads(before, first, depth, below, streams)
+        result = []
+        for leaf, last, end in zip(leaves, place, prompt_tokens, strict=True):
+            piece = first[last]
+            content = heads.segments[piece] if piece in heads.segments else heads.add(piece)
+            if piece in heads.stream:
+                known = depth[last] - (begins[last + 1] - 1 - leaf) * block_tokens[last]
+                content = (*content, (heads.stream[piece], min(known, end)))
+            result.append(content)
+        return result
 
     def _begin_run(self, parent: int) -> int:
         node = len(self._is_first)
@@ -184,27 +198,36 @@ class BlockChains:
         return node
 
 
-def _name_streams(
-    before: array[int], depth: array[int], children: array[int], below: array[int], streams: Streams
-) -> tuple[array[int], dict[int, int], dict[int, Content]]:
-    """Return the first piece of each piece's stretch, that stretch's stream, and the segments in front of it.
+class _Heads:
+    """The segments in front of each stretch of a trie's pieces, and the stream of each that two requests pass through.
 
-    A piece goes on with the one before it where it is the only one that does; only what two requests or more pass
-    through is a stream.
+    A stretch is known by its first piece. Both are made when a request asks, so that streams are numbered in that
+    order.
     """
-    first = array("q")
-    stream: dict[int, int] = {}
-    heads: dict[int, Content] = {}
-    for piece, above in enumerate(before):
-        if above < 0:
-            first.append(piece)
-            heads[piece] = ()
-        elif before[above] >= 0 and children[above] == 1:
-            first.append(first[above])
-        else:
-            first.append(piece)
+
+    __slots__ = ("_before", "_below", "_depth", "_first", "_streams", "segments", "stream")
+
+    def __init__(
+        self, before: list[int], first: list[int], depth: list[int], below: list[int], streams: Streams
+    ) -> None:
+        self._before, self._first, self._depth, self._below = before, first, depth, below
+        self._streams = streams
+        self.segments: dict[int, Content] = {}
+        self.stream: dict[int, int] = {}
+
+    def add(self, piece: int) -> Content:
+        """Return the segments in front of the stretch that begins with `piece`."""
+        before, first, segments, stream = self._before, self._first, self.segments, self.stream
+        missing = []
+        while piece not in segments and before[piece] >= 0:
+            missing.append(piece)
+            piece = first[before[piece]]
+        content = segments.setdefault(piece, ())
+        for piece in reversed(missing):
+            above = before[piece]
             run = first[above]
-            heads[piece] = (*heads[run], (stream[run], depth[above])) if run in stream else heads[run]
-            if below[piece] > 1:
-                stream[piece] = streams.new()
-    return first, stream, heads
+            content = (*segments[run], (stream[run], self._depth[above])) if run in stream else segments[run]
+            segments[piece] = content
+            if self._below[piece] > 1:
+                stream[piece] = self._streams.new()
+        return content

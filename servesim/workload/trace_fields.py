@@ -41,6 +41,7 @@ OPTIONAL_FIELDS = frozenset(
         "adapter",
     }
 )
+HASHES = frozenset({"hash_ids", "hash_block_tokens"})
 _SHARING = frozenset({"prefix", "hash_ids", "content"})
 _NEEDS = {
     "prefix_tokens": "prefix",
@@ -93,7 +94,7 @@ def parse_extras(row: Row, prompt_tokens: int) -> Extras:
         if prefix[1] > prompt_tokens:
             raise InputError(f"prefix_tokens is {prefix[1]}, must be at most prompt_tokens ({prompt_tokens})")
     if "hash_ids" in given:
-        chain = _hash_chain(row, prompt_tokens)
+        chain = parse_chain(row, prompt_tokens)
     return Extras(
         id=_name(row, "id") if "id" in given else None,
         prefix=prefix,
@@ -134,7 +135,7 @@ def _name(row: Row, field: str) -> str:
     raise InputError(f"{field} is {shown(value)}, must be 1 to {MAX_NAME} printable characters or a whole number")
 
 
-def _hash_chain(row: Row, prompt_tokens: int) -> tuple[list[int], int]:
+def parse_chain(row: Row, prompt_tokens: int) -> tuple[list[int], int]:
     block_tokens = _whole(row, "hash_block_tokens", 1, MAX_TOKENS)
     hash_ids = row["hash_ids"]
     if not isinstance(hash_ids, list) or not {*map(type, hash_ids)} <= {int}:

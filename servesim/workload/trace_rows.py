@@ -13,12 +13,21 @@ from collections.abc import Sequence
 
 from servesim.errors import InputError
 from servesim.units import shown
-from servesim.workload.content import BlockChains, Streams, follow, renumber
+from servesim.workload.content import ANY_ROOT, BlockChains, Streams, follow, renumber
 from servesim.workload.formats.format import TraceFacts
 from servesim.workload.lengths import MAX_TOKENS
 from servesim.workload.requests import OPEN_END, Content, Requests
 from servesim.workload.times import TraceClock
-from servesim.workload.trace_fields import FIELDS, TIME_FIELDS, Extras, Row, parse_extras, parse_tokens
+from servesim.workload.trace_fields import (
+    FIELDS,
+    HASHES,
+    TIME_FIELDS,
+    Extras,
+    Row,
+    parse_chain,
+    parse_extras,
+    parse_tokens,
+)
 from servesim.workload.workload import link_turns
 
 NEEDS_NO_TIMES = "a closed loop needs no times: --concurrency N"
@@ -56,7 +65,6 @@ class TraceRows:
         self._content: dict[int, Content] = {}
         self._explicit: set[int] = set()  # rows that say themselves all that they share
         self._leaf: dict[int, int] = {}  # last node of the chain of hashes
-        self._hashed_tokens: dict[int, int] = {}  # tokens that it knows
         self._session: dict[int, tuple[str, int]] = {}
         self._think_s: dict[int, float] = {}
         self._priority: dict[int, int] = {}
@@ -75,8 +83,12 @@ class TraceRows:
             prompt_tokens = parse_tokens(row, "prompt_tokens")
         if type(output_tokens) is not int or not 1 <= output_tokens <= MAX_TOKENS:
             output_tokens = parse_tokens(row, "output_tokens")
-        arrival_s = self._arrival(row)
-        if len(row) > 3 or self._ids or arrival_s != arrival_s:
+        at = row.get(self._time_field)
+        arrival_s = self._look_for_arrival(row) if self.clock is None or at is None else self.clock.seconds(at)
+        is_plain = arrival_s == arrival_s and not self._ids
+        if is_plain and len(row) == 5 and HASHES.issubset(row) and None not in row.values():
+            self._leaf[len(self._lines)] = self._chains.add(*parse_chain(row, prompt_tokens))  # there may be millions
+        elif len(row) > 3 or not is_plain:
             self._add_extras(line, parse_extras(row, prompt_tokens), arrival_s)
         self._prompt_tokens.append(prompt_tokens)
         self._output_tokens.append(output_tokens)
@@ -106,29 +118,27 @@ class TraceRows:
         if self._adapter:
             requests.adapters = [self._adapter.get(row) for row in order]
         contents = self._contents(requests, order)
-        if any(contents):
-            requests.content = renumber(contents)
+        if any(contents):  # chains alone have their streams numbered in order
+            requests.content = renumber(contents) if self._content or self._session else contents
         return requests
 
-    def _arrival(self, row: Row) -> float:
-        value = row.get(self._time_field)
-        if self.clock is None or value is None:
-            given = [field for field in TIME_FIELDS if row.get(field) is not None]
-            if not given:
-                if self._arrivals_required and row.get("session") is None:
-                    name = self._facts.time_field or self._time_field
-                    wrong = f"{name} is {'null' if name in row and not self._facts.time_field else 'missing'}"
-                    raise InputError(wrong if self.clock else f"{wrong}; {NEEDS_NO_TIMES}")
-                return math.nan
-            if self.clock is None:
-                self._time_field, facts = given[0], self._facts
-                unit = facts.time_unit or TIME_FIELDS[self._time_field]
-                name = facts.time_field or self._time_field
-                self.clock = TraceClock(name, unit=self._time_unit, unit_of_field=unit)
-            if given != [self._time_field]:
-                raise InputError(f"{given[-1]} is given, but the times of this trace are in {self._time_field}")
-            value = row[self._time_field]
-        return self.clock.seconds(value)
+    def _look_for_arrival(self, row: Row) -> float:
+        """Return the arrival of a row which may have none, or none in the field that those before it had it in."""
+        given = [field for field in TIME_FIELDS if row.get(field) is not None]
+        if not given:
+            if self._arrivals_required and row.get("session") is None:
+                name = self._facts.time_field or self._time_field
+                wrong = f"{name} is {'null' if name in row and not self._facts.time_field else 'missing'}"
+                raise InputError(wrong if self.clock else f"{wrong}; {NEEDS_NO_TIMES}")
+            return math.nan
+        if self.clock is None:
+            self._time_field, facts = given[0], self._facts
+            unit = facts.time_unit or TIME_FIELDS[self._time_field]
+            name = facts.time_field or self._time_field
+            self.clock = TraceClock(name, unit=self._time_unit, unit_of_field=unit)
+        if given != [self._time_field]:
+            raise InputError(f"{given[-1]} is given, but the times of this trace are in {self._time_field}")
+        return self.clock.seconds(row[self._time_field])
 
     def _look_at_unknown(self, line: int, row: Row) -> None:
         for field in row:
@@ -166,9 +176,7 @@ class TraceRows:
         if content:
             self._content[row] = self._interned.setdefault(content, content)
         if extras.chain is not None:
-            hash_ids, block_tokens = extras.chain
-            self._leaf[row] = self._chains.add(hash_ids, block_tokens)
-            self._hashed_tokens[row] = len(hash_ids) * block_tokens
+            self._leaf[row] = self._chains.add(*extras.chain)
         if extras.think_s:
             self._think_s[row] = extras.think_s
         if extras.priority:
@@ -218,13 +226,12 @@ class TraceRows:
         return sorted(range(len(keys)), key=keys.__getitem__)
 
     def _contents(self, requests: Requests, order: Sequence[int]) -> list[Content]:
-        contents: list[Content] = [self._content.get(row, ()) for row in order]
+        contents: list[Content] = [()] * len(order)
         if self._leaf:
-            known = [index for index, row in enumerate(order) if row in self._leaf]
-            leaves = [self._leaf[order[index]] for index in known]
-            ends = [min(self._hashed_tokens[order[index]], requests.prompt_tokens[index]) for index in known]
-            for index, content in zip(known, self._chains.contents(leaves, ends, self._streams), strict=True):
-                contents[index] = content
+            leaves = [self._leaf.get(row, ANY_ROOT) for row in order]
+            contents = self._chains.contents(leaves, requests.prompt_tokens, self._streams)
+        if self._content:
+            contents = [self._content.get(row, content) for row, content in zip(order, contents, strict=True)]
         if self._session:
             self._give_histories(requests, order, contents)
         return contents
