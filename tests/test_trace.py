@@ -335,8 +335,8 @@ class BadRowsTest(TraceCase):
     def test_bytes_that_are_no_text_are_refused(self) -> None:
         good = json.dumps(row()).encode() + b"\n"
         self.assertEqual(self.refused(good + b'{"a": "\xff"}'), "t.jsonl:2: not UTF-8: byte 0xff at column 8")
-        self.assertIn("not a trace", self.refused(json.dumps(row()).encode("utf-16")))
-        self.assertIn("not a trace", self.refused(bytes(range(256))))
+        self.assertIn("not UTF-8: byte 0xff", self.refused(json.dumps(row()).encode("utf-16")))
+        self.assertIn("not UTF-8: byte 0x80", self.refused(bytes(range(256))))
 
     def test_files_that_cannot_be_read_are_named(self) -> None:
         for content in (b"", b"\n \n", b"\xef\xbb\xbf"):

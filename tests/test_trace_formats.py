@@ -465,6 +465,25 @@ class MalformedTest(FormatCase):
         self.assertEqual(self.refused(TALK.encode() + b"\xff"), "t: not UTF-8: byte 0xff")
         self.assertEqual(self.refused(AZURE.encode() + b"\xff,1,2\n"), "t:3: not UTF-8: byte 0xff at column 1")
 
+    def test_a_file_in_another_encoding_or_packed_twice_is_named_as_no_utf_8(self) -> None:
+        for text in (AZURE, MOON, BENCH, TALK + "]"):
+            with self.subTest(text=text[:30]):
+                self.assertEqual(self.refused(text.encode("utf-16")), "t: not UTF-8: byte 0xff")
+                twice = gzip.compress(gzip.compress(text.encode()))
+                self.assertEqual(self.refused(twice), "t: not UTF-8: byte 0x8b")
+
+    def test_a_second_result_in_a_file_is_not_left_out_in_silence(self) -> None:
+        for text in (BENCH, GUIDE):
+            for behind in ("\n" + text, "\0", " junk"):
+                with self.subTest(text=text[:20], behind=behind[:5]):
+                    self.assertRegex(self.refused(text + behind), "^t:[12]: not JSON: .* behind its end; one result a")
+            self.assertEqual(len(self.read(text + " \n\n").requests), 2 if text == BENCH else 1)
+
+    def test_a_damaged_gzip_file_is_named(self) -> None:
+        path = self.folder / "t"
+        damaged = gzip.compress(AZURE.encode())[:-8] + bytes(8)
+        self.assertIn(f"cannot read trace {str(path)!r}: CRC check failed", self.refused(damaged))
+
 
 class SavedRunTest(FormatCase):
     def test_a_run_that_is_saved_and_replayed_has_the_same_summary(self) -> None:

@@ -202,6 +202,7 @@ def _recognise(file: TraceFile) -> str:
         )
     if head.text.startswith("{"):
         return "servesim"  # whose reader says what is missing
+    next(file.pieces(), None)  # which names a byte that is no UTF-8
     raise InputError(
         f"{file.name}: not a trace that is known; say which with --trace-format {', '.join(TRACE_FORMATS)}"
     )

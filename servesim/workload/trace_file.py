@@ -128,4 +128,9 @@ class TraceFile:
 
     def _unreadable(self, error: Exception, path: str) -> InputError:
         reason = getattr(error, "strerror", None) or str(error) or "it is cut short"
-        return InputError(f"cannot read {self._what} {path!r}: {reason[:1].lower() + reason[1:]}")
+        return InputError(f"cannot read {self._what} {path!r}: {_lowered(reason)}")
+
+
+def _lowered(reason: str) -> str:
+    """Return `reason` as it goes on in a sentence; `CRC check failed` stays as it is."""
+    return reason if reason[:2].isupper() else reason[:1].lower() + reason[1:]

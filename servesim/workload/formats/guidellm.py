@@ -65,6 +65,7 @@ def _records(file: TraceFile, facts: TraceFacts) -> Iterator[tuple[int, Any]]:
                     yield from _successful(stream, facts)
                 else:
                     stream.skip()
+    stream.end()
     if not found:
         raise InputError(
             f"{file.name}: no benchmark in it has its requests; write the report as JSON, with all requests"

@@ -102,6 +102,11 @@ class JsonStream:
         else:
             self.value()
 
+    def end(self) -> None:
+        """Refuse whatever follows the text that was taken, such as a second one."""
+        if self.peek():
+            raise self._wrong("not JSON: the text goes on behind its end; one result a file")
+
     def _key(self) -> str:
         if self.peek() != '"':
             raise self._wrong("not JSON: expecting a key in double quotes")

@@ -65,6 +65,7 @@ def _read_lists(stream: JsonStream) -> dict[str, list[Any]]:
             lists[key] = stream.array()
         else:
             stream.skip()
+    stream.end()
     return {name: items for name, items in lists.items() if items or name in ("input_lens", "output_lens")}
 
 
