@@ -128,6 +128,21 @@ class KnownFigures(Files):
         points = points_of([measurement], device, "roofline")
         self.assertLess(max(abs(point.error) for point in points), 1e-9)
 
+    def test_times_of_the_detailed_model_that_are_asked_for_by_name_are_found_from_far_off(self) -> None:
+        for overhead_ms in (0.0, 0.25, 12.0):
+            known = {"mfu": 0.63, "mbu": 0.45, "overhead_ms": overhead_ms, "ingest_ms": 9.4, "kv_mbu": 0.93}
+            device = replace(HARDWARE["l4-24gb"], detailed=known)
+            loads = ((1, "400", "20"), (1, "60", "20"), (8, "300-600", "20"), (32, "200-600", "20"))
+            reports = []
+            for concurrency, prompt, output in loads:
+                load = {"prompt_tokens": prompt, "output_tokens": output, "concurrency": concurrency, "ttft_s": 1}
+                asked = of_row("a report", {**load, "tpot_s": 1, "requests": 2 * concurrency}, SERVER)
+                reports.append(replace(asked, figures=asked.on(device, "detailed").predict()))
+            fit = calibrate(reports, cost_model="detailed", names=tuple(known))
+            with self.subTest(overhead_ms=overhead_ms):
+                for name, value in known.items():
+                    self.assertAlmostEqual(fit.solution.values[name], value, delta=0.05 * value + 0.005)
+
     def test_the_fitted_device_predicts_a_load_that_was_not_fitted(self) -> None:
         fit = calibrate([of_run("slow", known_run(1), {}), of_run("fast", known_run(48), {})])
         held = of_run("held", known_run(16, "100-2000", "50"), {})

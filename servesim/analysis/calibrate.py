@@ -15,36 +15,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from servesim.analysis.advice import PHYSICAL, hints, parted, unphysical
-from servesim.analysis.closed_form import roofline_from
+from servesim.analysis.advice import hints, parted, unphysical
 from servesim.analysis.fit import Parameter, Solution, least_squares
+from servesim.analysis.fittable import FITTABLE, ROOFLINE_BOUNDS
 from servesim.analysis.measurement import Measurement
 from servesim.catalog.hardware import HARDWARE, Hardware
 from servesim.catalog.hardware_file import device_document
-from servesim.cost.parameters import BOUNDS, DetailedParameters
 from servesim.errors import InputError
 from servesim.units import suggest
-
-ROOFLINE_BOUNDS: dict[str, tuple[float, float]] = {"mfu": (1e-4, 10.0), "mbu": (1e-3, 5.0), "overhead_ms": (0.0, 1e4)}
-
-GUESS: dict[str, float] = {
-    "mfu": 0.5,
-    "mbu": 0.3,
-    "overhead_ms": 1.0,
-    "kv_mbu": 0.3,
-    "ingest_ms": 1.0,
-    "request_ms": 1.0,
-    "sequence_us": 0.7,
-    "mixed_kv": 0.4,
-    "attention_mfu": 0.5,
-    "expert_mfu": 0.7,
-    "eager_layer_us": 1.0,
-    "layer_us": 0.7,
-    "decode_work": 0.3,
-    "allreduce_us": 0.7,
-}
-"""How far each parameter of the detailed model may be from its default, as a standard error of its logarithm: what two
-cards' kernel tables and the published fits differ by. The rest (`softness`, ...) are only fitted by name."""
 
 FINE = 0.10  # a fit whose points are further off than this, on average, is warned of
 USELESS = 0.50
@@ -236,91 +214,6 @@ def points_of(measurements: Sequence[Measurement], hardware: Hardware, cost_mode
             for name, measured in measurement.figures.items()
         ]
     return tuple(points)
-
-
-@dataclass(slots=True, frozen=True)
-class _Kind:
-    """What a fit needs to know of a cost model."""
-
-    parameters: Callable[[Hardware, Sequence[Measurement], Sequence[str]], tuple[list[Parameter], str]]
-    device: Callable[[Hardware, dict[str, float]], Hardware]
-
-
-def _roofline_parameters(
-    base: Hardware, measurements: Sequence[Measurement], names: Sequence[str]
-) -> tuple[list[Parameter], str]:
-    """Return mfu, mbu and overhead, from a closed form where two runs allow it."""
-    wanted = list(names) or list(ROOFLINE_BOUNDS)
-    for name in wanted:
-        if name not in ROOFLINE_BOUNDS:
-            raise suggest("parameter of the roofline", name, ROOFLINE_BOUNDS)
-    found = roofline_from(measurements) if len(wanted) == len(ROOFLINE_BOUNDS) else None
-    start = {"mfu": base.mfu, "mbu": base.mbu, "overhead_ms": base.overhead_ms}
-    told = f"the figures of {base.name}"
-    if found is not None:
-        start = {"mfu": found.mfu, "mbu": found.mbu, "overhead_ms": found.overhead_ms}
-        told = f"a closed form of {found.slow} and {found.fast}"
-    # An overhead may be 0: it is fitted as it is, in units of the fastest step that was seen.
-    step_ms = 1e3 * min(
-        (m.figures[name] for m in measurements for name in ("tpot_mean", "tpot_p50", "e2e_mean") if name in m.figures),
-        default=1e-2,
-    )
-    parameters = []
-    for name in wanted:
-        low, high = ROOFLINE_BOUNDS[name]
-        log = name != "overhead_ms"
-        at = min(max(start[name], low), high)
-        parameters.append(
-            Parameter(name=name, start=at, low=low, high=high, log=log, scale=1.0 if log else max(step_ms, 1e-3))
-        )
-    return parameters, told
-
-
-def _roofline_device(base: Hardware, values: dict[str, float]) -> Hardware:
-    return replace(base, **values)  # type: ignore[arg-type]
-
-
-def _detailed_parameters(
-    base: Hardware, measurements: Sequence[Measurement], names: Sequence[str]
-) -> tuple[list[Parameter], str]:
-    """Return the named parameters, free; or without names every one that makes sense, held by its `GUESS`."""
-    start = DetailedParameters.of(base).as_dict()
-    for name in names:
-        if name not in BOUNDS:
-            raise suggest("parameter of the detailed cost model", name, BOUNDS)
-    wanted = list(names) or [name for name in GUESS if _makes_sense(name, base, measurements)]
-    parameters = []
-    for name in wanted:
-        low, high = BOUNDS[name]
-        if name in PHYSICAL and not names:
-            high = max(1.0, start[name])
-        least = max(low, 1e-3 * max(start[name], 1.0) if low == 0.0 else low)
-        at = min(max(start[name], least), high)
-        parameters.append(
-            Parameter(name=name, start=at, low=least, high=high, prior=None if names else GUESS[name], step=0.03)
-        )
-    return parameters, f"the defaults of the detailed model on {base.name}"
-
-
-def _makes_sense(name: str, base: Hardware, measurements: Sequence[Measurement]) -> bool:
-    if name == "expert_mfu":
-        return any(measurement.server.model.experts is not None for measurement in measurements)
-    if name == "allreduce_us":
-        return any(measurement.server.spec.tensor_parallel_size > 1 for measurement in measurements)
-    if name in ("layer_us", "eager_layer_us", "mixed_kv"):
-        return base.kind == "gpu"
-    return True
-
-
-def _detailed_device(base: Hardware, values: dict[str, float]) -> Hardware:
-    return replace(base, detailed={**DetailedParameters.of(base).as_dict(), **values})
-
-
-FITTABLE: dict[str, _Kind] = {
-    "roofline": _Kind(_roofline_parameters, _roofline_device),
-    "detailed": _Kind(_detailed_parameters, _detailed_device),
-}
-"""The cost models that can be fitted."""
 
 
 def _rounded(value: float) -> float:

@@ -22,8 +22,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from servesim.analysis.calibrate import GUESS, calibrate, points_of
+from servesim.analysis.calibrate import calibrate, points_of
 from servesim.analysis.fit import Parameter
+from servesim.analysis.fittable import held
 from servesim.analysis.measurement import Measurement
 from servesim.analysis.readings import WAVES, of_row
 from servesim.catalog.hardware import Hardware
@@ -223,14 +224,7 @@ def fit_group(group: Group) -> GroupFit:
 
 def guessed(parameter: Parameter) -> Parameter:
     """Hold a parameter by its guess although it was named."""
-    return Parameter(
-        name=parameter.name,
-        start=parameter.start,
-        low=parameter.low,
-        high=parameter.high,
-        prior=GUESS[parameter.name],
-        step=0.05,
-    )
+    return held(parameter.name, parameter.start, parameter.low, parameter.high, step=0.05)
 
 
 def _errors(measurement: Measurement, hardware: Hardware, point: tuple[int, float, float]) -> Held:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from servesim.analysis.calibrate import FITTABLE, Calibration, calibrate
+from servesim.analysis.calibrate import Calibration, calibrate
+from servesim.analysis.fittable import FITTABLE
 from servesim.analysis.readings import read_measurements
 from servesim.catalog.hardware_file import device_document
 from servesim.cli.options import CONFIG, JSON, QUIET, SERVER_GROUPS, gather
