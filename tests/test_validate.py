@@ -8,6 +8,7 @@ import json
 import os
 import tempfile
 import unittest
+from pathlib import Path
 
 from servesim.analysis.silicon import Group, GroupFit, Held, applied, fit_group, medians, read_groups, transfers, why
 from servesim.analysis.validate import EVIDENCE, Claim, Evidence, Table, validate
@@ -65,11 +66,11 @@ class WithoutData(unittest.TestCase):
 
 
 class SiliconTable(unittest.TestCase):
-    def read(self, *rows: str) -> list[Group]:
+    def read(self, *rows: str, header: str = HEADER) -> list[Group]:
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "silicon.csv")
             with open(path, "w", encoding="utf-8") as file:
-                file.write(HEADER + "".join(f"{row}\n" for row in rows))
+                file.write(header + "".join(f"{row}\n" for row in rows))
             return read_groups(path)
 
     def test_rows_become_groups_in_order_of_concurrency(self) -> None:
@@ -81,6 +82,44 @@ class SiliconTable(unittest.TestCase):
         self.assertEqual(found.points, ((4, 171.8, 10.27), (8, 222.6, 12.27)))
         self.assertEqual(found.model_class, "mixture")
         self.assertEqual([m.concurrency for m in found.measurements()], [4, 8])
+
+    def test_any_model_and_device_of_the_catalogue_is_known(self) -> None:
+        for model, hardware, preset in (
+            ("Qwen/Qwen3-8B", "l40s", ("qwen3-8b", "l40s-48gb")),
+            ("meta-llama/Llama-3.1-8B", "a100_sxm", ("llama-3.1-8b", "a100-sxm-80gb")),
+            ("phi-4", "H200_SXM", ("phi-4", "h200-sxm-141gb")),
+        ):
+            options = group(model=model, hardware=hardware).options()
+            self.assertEqual((options["model"], options["hardware"]), preset)
+
+    def test_columns_in_any_order_and_without_those_that_say_nothing_are_read(self) -> None:
+        values = {"concurrency": "4.0", "ttft_ms_mean": "171.8", "tpot_ms_mean": "10.27", "input_tokens": "1024"}
+        values |= {"output_tokens": "128", "tp": "2", "hardware": "h100_sxm", "model": "phi-4", "engine": "vllm"}
+        (found,) = self.read(",".join([*values.values(), "g"]), header=",".join([*values, "group"]) + "\n")
+        self.assertEqual((found.key, found.devices, found.ranks, found.fixed_lengths), ("g", 2, 1, True))
+        self.assertEqual(found.points, ((4, 171.8, 10.27),))
+
+    def test_a_table_that_is_none_is_refused_with_its_line(self) -> None:
+        row = "g,vllm,,phi-4,h100_sxm,,,,1,1,1,1,1,1024,1024,8,222.6,12.27"
+        for rows, reason in (
+            ((), "silicon.csv: has no row"),
+            ((row, row.replace("222.6", "n/a")), "silicon.csv:3: ttft_ms_mean is 'n/a'"),
+            ((row.replace("12.27", "0"),), "silicon.csv:2: tpot_ms_mean is '0', must be above 0"),
+            ((row.replace(",8,", ",,"),), "silicon.csv:2: concurrency is ''"),
+        ):
+            with self.subTest(reason=reason), self.assertRaises(InputError) as refused:
+                self.read(*rows)
+            self.assertIn(reason, str(refused.exception))
+        with self.assertRaisesRegex(InputError, "has no column group, engine"):
+            self.read("1,2", header="a,b\n")
+
+    def test_a_table_without_a_point_to_hold_is_no_evidence(self) -> None:
+        row = "g,vllm,,nobody/knows,h100_sxm,,,,1,1,1,1,1,1024,1024,8,222.6,12.27\n"
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "silicon.csv").write_text(HEADER + row, encoding="utf-8")
+            (found,) = validate(folder, names=("silicon",))
+        self.assertIn("no preset for nobody/knows", found.skipped)
+        self.assertEqual(found.claims, ())
 
     def test_a_batch_is_spread_over_the_ranks(self) -> None:
         measurements = group(ranks=2).measurements()
@@ -103,6 +142,8 @@ class SiliconTable(unittest.TestCase):
     def test_what_cannot_be_fitted_says_why(self) -> None:
         for changes, reason in (
             ({"model": "nobody/knows"}, "no preset for nobody/knows"),
+            ({"hardware": "abacus"}, "no preset for abacus"),
+            ({"quantization": "w3a7"}, "'w3a7'"),
             ({"devices": 7}, "must divide the 64 heads"),
             ({"points": ((4, 60.0, 12.0), (8, 65.0, 12.5))}, "3 are needed"),
             ({"model": "deepseek-ai/DeepSeek-R1", "devices": 1}, "does not fit"),

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from servesim.catalog.hardware import HARDWARE
+from servesim.catalog.hardware import named_hardware
 from servesim.client.setup import known_model
 from servesim.errors import InputError
 from servesim.records import Outcome, Records, Run
@@ -84,5 +84,4 @@ def run_of_rows(rows: Sequence[tuple[float, float, float, int, int]]) -> Run:
 def _device_of(name: str) -> str | None:
     """Return the preset of a device as its driver names it: `NVIDIA GeForce RTX 4090` is rtx-4090-24gb."""
     words = re.sub(r"nvidia|geforce|amd|instinct|generation|blackwell|workstation|edition", " ", name.lower()).split()
-    wanted = "-".join(words)
-    return next((preset for preset in HARDWARE if wanted and preset.startswith(f"{wanted}-")), None)
+    return named_hardware(" ".join(words))

@@ -27,32 +27,17 @@ from servesim.analysis.fit import Parameter
 from servesim.analysis.fittable import held
 from servesim.analysis.measurement import Measurement
 from servesim.analysis.readings import WAVES, of_row
-from servesim.catalog.hardware import Hardware
-from servesim.catalog.models import MODELS
+from servesim.catalog.hardware import Hardware, named_hardware
+from servesim.catalog.model import Model
+from servesim.catalog.models import MODELS, REPOSITORIES
 from servesim.console import reason
 from servesim.cost.parameters import DetailedParameters
 from servesim.errors import InputError, ServesimError
+from servesim.units import parse_count, parse_finite
 
-HARDWARE_NAMES = {
-    "h100_sxm": "h100-sxm-80gb",
-    "h200_sxm": "h200-sxm-141gb",
-    "b200_sxm": "b200-sxm-180gb",
-    "b300_sxm": "b300-sxm-288gb",
-    "gb200": "gb200-186gb",
-}
-MODEL_NAMES = {
-    "meta-llama/Llama-3.1-70B": "llama-3.1-70b",
-    "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b",
-    "Qwen/Qwen3-32B": "qwen3-32b",
-    "Qwen/Qwen3-235B-A22B-FP8": "qwen3-235b-a22b",
-    "Qwen/Qwen3.5-397B-A17B": "qwen3.5-397b-a17b",
-    "openai/gpt-oss-120b": "gpt-oss-120b",
-    "deepseek-ai/DeepSeek-R1": "deepseek-v3",
-    "deepseek-ai/DeepSeek-V3": "deepseek-v3",
-    "moonshotai/Kimi-K2.5": "kimi-k2.5",
-    "MiniMaxAI/MiniMax-M2.5": "minimax-m2.5",
-    "zhipuai/GLM-5": "glm-5",
-}
+PRESETS = {"Qwen/Qwen3-235B-A22B-FP8": "qwen3-235b-a22b", "deepseek-ai/DeepSeek-R1": "deepseek-v3"}
+"""Models that have another's shape: they are one model where parameters are carried to models not in the fit."""
+
 QUANTIZATIONS = {"": None, "fp8": "fp8", "fp8_block": "fp8", "nvfp4": "nvfp4", "int4_wo": None}
 FITTED = ("mbu", "overhead_ms", "ingest_ms", "kv_mbu", "mixed_kv", "sequence_us")
 """What a group's two points may tell beside `COMPUTE`: four figures, held by the priors of `calibrate`."""
@@ -86,24 +71,32 @@ class Group:
     @property
     def model_class(self) -> str:
         """Return dense or mixture."""
-        preset = MODEL_NAMES.get(self.model)
-        return "dense" if preset is not None and MODELS[preset].experts is None else "mixture"
+        return "dense" if self.preset.experts is None else "mixture"
+
+    @property
+    def preset(self) -> Model:
+        """Return the preset of the model's shape; raise `InputError` where there is none."""
+        name = PRESETS.get(self.model, self.model)
+        preset = MODELS.get(REPOSITORIES.get(name, name))
+        if preset is None:
+            raise InputError(f"no preset for {self.model}")
+        return preset
 
     def options(self) -> dict[str, Any]:
         """Return the server of this group as options."""
-        if self.model not in MODEL_NAMES or self.hardware not in HARDWARE_NAMES:
-            raise InputError(f"{self.key}: no preset for {self.model} on {self.hardware}")
-        preset = MODEL_NAMES[self.model]
+        preset, device = self.preset, named_hardware(self.hardware)
+        if device is None:
+            raise InputError(f"no preset for {self.hardware}")
         options: dict[str, Any] = {
-            "model": preset,
-            "hardware": HARDWARE_NAMES[self.hardware],
+            "model": preset.name,
+            "hardware": device,
             "tensor_parallel_size": self.devices,
-            "expert_parallel": self.expert_parallel and MODELS[preset].experts is not None,
+            "expert_parallel": self.expert_parallel and preset.experts is not None,
             "max_num_seqs": 1024,
             "max_num_batched_tokens": 8192,
         }
-        quantization = QUANTIZATIONS[self.quantization]
-        if quantization is not None and preset != "gpt-oss-120b":  # which comes in MXFP4, whatever the column says
+        quantization = QUANTIZATIONS.get(self.quantization, self.quantization)
+        if quantization is not None and preset.name != "gpt-oss-120b":  # which comes in MXFP4, whatever the column says
             options["quantization"] = quantization
         if self.quantization and (self.engine == "trtllm" or (self.engine == "vllm" and self.hardware != "h100_sxm")):
             options["kv_cache_dtype"] = "fp8"
@@ -159,39 +152,72 @@ class GroupFit:
 
 
 def read_groups(path: str) -> list[Group]:
-    """Return the groups of the table at `path`, in its order."""
+    """Return the groups of the table at `path`, in its order.
+
+    Raises `InputError` for a file that is no such table, with the line of a row that has no number in a number's place.
+    """
     try:
         with open(path, encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
+            lines = csv.DictReader(file)
+            rows = [(f"{path}:{lines.line_num}", row) for row in lines]
     except OSError as error:
         raise InputError(f"cannot read {path}: {reason(error)}") from error
-    groups: dict[str, list[dict[str, str]]] = {}
-    for row in rows:
-        groups.setdefault(row["group"], []).append(row)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path}: is no CSV table ({error})") from error
+    if not rows:
+        raise InputError(f"{path}: has no row")
+    missing = [name for name in NEEDED if rows[0][1].get(name) is None]
+    if missing:
+        raise InputError(f"{path}: has no column {', '.join(missing)}")
+    groups: dict[str, list[_Row]] = {}
+    for label, values in rows:
+        groups.setdefault(values["group"], []).append(_Row(label, values))
     return [_group(key, found) for key, found in groups.items()]
 
 
-def _group(key: str, rows: list[dict[str, str]]) -> Group:
+FIGURES = ("ttft_ms_mean", "tpot_ms_mean")
+NEEDED = ("group", "engine", "model", "hardware", "tp", "input_tokens", "output_tokens", "concurrency", *FIGURES)
+
+
+@dataclass(slots=True, frozen=True)
+class _Row:
+    """A row of the table; a column that is missing is one without values."""
+
+    label: str
+    values: dict[str, str]
+
+    def text(self, name: str) -> str:
+        return self.values.get(name) or ""
+
+    def count(self, name: str) -> int:
+        """Return a number of things, 0 where nothing is said."""
+        return parse_count(self.text(name) or 0, f"{self.label}: {name}", minimum=0)
+
+    def point(self) -> tuple[int, float, float]:
+        ttft_ms, tpot_ms = (parse_finite(self.text(name), f"{self.label}: {name}", above=0.0) for name in FIGURES)
+        return parse_count(self.text("concurrency"), f"{self.label}: concurrency"), ttft_ms, tpot_ms
+
+
+def _group(key: str, rows: list[_Row]) -> Group:
     first = rows[0]
-    tensor, expert = int(first["moe_tp"] or 1), int(first["moe_ep"] or 1)
-    devices = int(first["tp"])
+    tensor, expert = first.count("moe_tp") or 1, first.count("moe_ep") or 1
+    devices = first.count("tp")
     if tensor > 1 and expert > 1 and tensor * expert == devices:
         devices = tensor
-    points = [(int(row["concurrency"]), float(row["ttft_ms_mean"]), float(row["tpot_ms_mean"])) for row in rows]
     return Group(
         key=key,
-        engine=first["engine"],
-        version=first["engine_version"],
-        model=first["model"],
-        hardware=first["hardware"],
-        quantization=first["gemm_quant"],
+        engine=first.text("engine"),
+        version=first.text("engine_version"),
+        model=first.text("model"),
+        hardware=first.text("hardware"),
+        quantization=first.text("gemm_quant"),
         devices=devices,
         expert_parallel=expert > 1,
-        ranks=max(1, int(first["attention_dp"] or 1)),
-        fixed_lengths=first["attention_dp"] == "",
-        input_tokens=int(first["input_tokens"]),
-        output_tokens=int(first["output_tokens"]),
-        points=tuple(sorted(point for point in points if point[0] <= MAX_CONCURRENCY)),
+        ranks=first.count("attention_dp") or 1,
+        fixed_lengths=first.text("attention_dp") == "",
+        input_tokens=first.count("input_tokens"),
+        output_tokens=first.count("output_tokens"),
+        points=tuple(sorted(point for row in rows if (point := row.point())[0] <= MAX_CONCURRENCY)),
     )
 
 
@@ -241,15 +267,17 @@ def transfers(fits: Sequence[GroupFit]) -> list[tuple[Group, dict[str, float]]]:
     found = []
     for fit in fits:
         group = fit.group
+        if not fit.values:
+            continue
         others = [
             other
             for other in fits
             if other.values
             and (other.group.hardware, other.group.engine) == (group.hardware, group.engine)
-            and MODEL_NAMES[other.group.model] != MODEL_NAMES.get(group.model)
+            and other.group.preset != group.preset
         ]
         alike = [other for other in others if other.group.model_class == group.model_class]
-        if others and fit.values:
+        if others:
             found.append((group, _medians([_moved(other, group) for other in alike or others])))
     return found
 
@@ -258,7 +286,7 @@ def _moved(fit: GroupFit, group: Group) -> dict[str, float]:
     """Return the parameters of a fit for another group's model: small kernels of every layer are most of a step's
     fixed time, so that it is taken in proportion to the layers."""
     layer_ms = DetailedParameters().layer_us / 1e3
-    had, has = (MODELS[MODEL_NAMES[each.model]].layers for each in (fit.group, group))
+    had, has = (each.preset.layers for each in (fit.group, group))
     fixed_ms = (fit.values["overhead_ms"] + layer_ms * had) * has / had
     return {**fit.values, "overhead_ms": max(0.0, fixed_ms - layer_ms * has)}
 

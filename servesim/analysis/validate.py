@@ -232,6 +232,8 @@ def _silicon(folder: str | None, jobs: int, progress: Progress | None) -> Eviden
                 progress(len(fits), len(groups))
         moved = list(run(applied, transfers(fits)))
     done = [fit for fit in fits if fit.held]
+    if not done:
+        raise DataMissingError(f"no group of silicon.csv has a point that was not fitted: {fits[0].failed}")
     _, _, ttft, tpot = medians(done)
     claims = [
         Claim(what="TPOT, median absolute error of points that were not fitted", value=tpot, bound=0.05),
@@ -247,10 +249,9 @@ def _silicon(folder: str | None, jobs: int, progress: Progress | None) -> Eviden
             rows=tuple(_worst(fit) for fit in sorted(done, key=lambda fit: -fit.error)[:10]),
         ),
     ]  # fmt: skip
-    tables.append(
-        Table(title="parameters of the other models on the same hardware and engine, every point",
-              columns=columns, rows=tuple(_breakdown(moved)))
-    )  # fmt: skip
+    if moved:
+        title = "parameters of the other models on the same hardware and engine, every point"
+        tables.append(Table(title=title, columns=columns, rows=tuple(_breakdown(moved))))
     failed = [f"{fit.group.key} ({fit.group.model}, {fit.group.hardware}): {fit.failed}" for fit in fits if fit.failed]
     notes = [f"{len(done)} of {len(groups)} groups have a point that was not fitted"]
     if failed:

@@ -23,6 +23,12 @@ def find_hardware(name: str) -> Hardware:
     return HARDWARE[name]
 
 
+def named_hardware(name: str) -> str | None:
+    """Return the preset of a device as others write it, without its memory: `h100_sxm` is h100-sxm-80gb."""
+    wanted = name.lower().replace("_", "-").replace(" ", "-")
+    return next((preset for preset in HARDWARE if wanted and f"{preset}-".startswith(f"{wanted}-")), None)
+
+
 def load_hardware(name: str) -> Hardware:
     """Return the preset `name`, or the device in the JSON file at the path `name` (see `hardware_file`)."""
     if name in HARDWARE or not (name.endswith(".json") or os.sep in name):
