@@ -71,6 +71,11 @@ class ReadingTest(TraceCase):
         trace = self.read([row(0), row(4), row(5)])
         self.assertEqual(trace.describe(), "t.jsonl: servesim, 3 requests over 5.00 s (relative s), 0.6 requests/s")
 
+    def test_a_last_turn_without_an_arrival_does_not_hide_the_span(self) -> None:
+        last_turn = {"prompt_tokens": 30, "output_tokens": 4, "session": "s", "turn": 2}
+        trace = self.read([row(0), {**row(4), "session": "s", "turn": 1}, last_turn])
+        self.assertEqual(trace.describe(), "t.jsonl: servesim, 3 requests over 4.00 s (relative s), 0.75 requests/s")
+
     def test_a_byte_order_mark_carriage_returns_blank_lines_and_a_missing_end_are_no_trouble(self) -> None:
         text = b"\xef\xbb\xbf" + json.dumps(row()).encode() + b"\r\n\r\n  \n" + json.dumps(row(1)).encode()
         self.assertEqual(len(self.read(text).requests), 2)

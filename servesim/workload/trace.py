@@ -120,7 +120,7 @@ def read_trace(
     notes = [f"{file.name}: {note}" for note in (*facts.notes, *rows.notes)]
     if skipped:
         notes.append(f"{skipped} bad rows skipped, the first: {first_error}")
-    known = [at for at in (requests.arrival_s[0], requests.arrival_s[-1]) if not math.isnan(at)]
+    known = [at for at in requests.arrival_s if not math.isnan(at)]
     return Trace(
         name=file.name,
         format=name,
