@@ -165,6 +165,20 @@ class ScraperTest(unittest.TestCase):
         with server(answer) as target, Fetcher(target) as fetcher:
             self.assertEqual([fetcher.get("/").body for _ in range(3)], [b"fine"] * 3)
 
+    def test_an_answer_that_is_cut_short_is_none(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+
+            def answer() -> None:
+                peer, _ = listener.accept()
+                with peer:
+                    peer.recv(4096)
+                    peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 40\r\n\r\nvllm:generation_tokens_total 13")
+
+            threading.Thread(target=answer, daemon=True).start()
+            target = parse_target(f"http://127.0.0.1:{listener.getsockname()[1]}")
+            with Fetcher(target) as fetcher, self.assertRaisesRegex(FetchError, "no answer from .*: incompleteread"):
+                fetcher.get("/metrics")
+
     def test_headers_and_key_go_to_every_route(self) -> None:
         seen: list[tuple[str, str | None]] = []
 

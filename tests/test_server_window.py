@@ -113,6 +113,18 @@ class VllmTest(unittest.TestCase):
         window = server_window(page(1, 100), page(2, 130))
         self.assertEqual((window["output_tokens"], window["counter_resets"]), (130, 1))
 
+    def test_a_page_without_the_start_time_is_no_restart(self) -> None:
+        def page(start: str, tokens: int) -> str:
+            return start + vllm(f"generation_tokens_total {tokens}")
+
+        told, silent = "process_start_time_seconds 5\n", ("", "process_start_time_seconds NaN\n")
+        for missing in silent:
+            window = server_window(page(told, 1000), page(told, 1300), [page(missing, 1100), page(told, 1200)])
+            self.assertEqual((window["output_tokens"], window["counter_resets"]), (300, 0))
+            again = "process_start_time_seconds 9\n"
+            window = server_window(page(told, 1000), page(again, 1300), [page(missing, 1100)])
+            self.assertEqual((window["output_tokens"], window["counter_resets"]), (1400, 1))
+
     def test_a_series_that_appears_inside_the_window_began_at_zero(self) -> None:
         before = vllm('generation_tokens_total{engine="0"} 5')
         after = vllm('generation_tokens_total{engine="0"} 7', 'generation_tokens_total{engine="1"} 4')

@@ -94,6 +94,8 @@ class Fetcher:
         body = response.read(MAX_BODY_BYTES + 1)
         if len(body) > MAX_BODY_BYTES:
             raise http.client.HTTPException(f"{route} answers more than {MAX_BODY_BYTES} bytes")
+        if response.length:  # `read(amount)` takes a body that is cut for a whole one
+            raise http.client.IncompleteRead(body, response.length)
         return Answer(response.status, body, response.headers.get("Server", ""))
 
     def _failed(self, error: Exception) -> FetchError:

@@ -108,7 +108,7 @@ class _Window:
         self.pages = [page for page in pages if any(page.samples.values())]
         self.gauges = gauges
         self.metrics = dialect.metrics if dialect else {}
-        self.restarts = [False] + [_start(a) != _start(b) for a, b in zip(self.pages, self.pages[1:], strict=False)]
+        self.restarts = _restarts(self.pages)
 
     def growth(self, key: str) -> float | None:
         """Return how much a counter grew, over all its series; None when the server does not have it."""
@@ -233,6 +233,17 @@ def _series(page: Page, name: str) -> dict[Labels, Sample]:
 def _start(page: Page) -> float | None:
     found = page.finite(PROCESS_START)
     return found[0].value if found else None
+
+
+def _restarts(pages: Iterable[Page]) -> list[bool]:
+    """Return of every page whether the server is another process than the last page that said so knew."""
+    restarts: list[bool] = []
+    known: float | None = None
+    for page in pages:
+        start = _start(page)
+        restarts.append(known is not None and start is not None and start != known)
+        known = known if start is None else start
+    return restarts
 
 
 def _busy_steps(page: Page, means: str, decodes: Sample) -> float:
