@@ -238,6 +238,16 @@ def format_gib(size_bytes: float | None, digits: int = 2) -> str:
     return "-" if size_bytes is None else f"{size_bytes / GIB:,.{digits}f} GiB"
 
 
+def format_gib_apart(size_bytes: float, other_bytes: float) -> tuple[str, str]:
+    """Return two sizes in GiB with as many digits as it takes to tell them apart, two at least.
+
+    >>> format_gib_apart(4093640704, 4093509632)
+    ('3.8125 GiB', '3.8124 GiB')
+    """
+    pairs = [(format_gib(size_bytes, digits), format_gib(other_bytes, digits)) for digits in range(2, 10)]
+    return next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])
+
+
 def format_gb(size_bytes: float | None, digits: int = 2) -> str:
     """Return bytes in GB (10^9), the unit of files and datasheets: `16.06 GB`."""
     return "-" if size_bytes is None else f"{size_bytes / GB:,.{digits}f} GB"

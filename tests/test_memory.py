@@ -171,9 +171,9 @@ class WillItStart(unittest.TestCase):
             self.plan_3090(max_model_len=31_233).require_start()
         self.assertEqual(
             str(caught.exception),
-            "llama-3.1-8b on rtx-3090-24gb would not start with max_model_len 31,233: one sequence needs 3.81 GiB of "
-            "KV cache, 3.81 GiB are there; a context of 31,232 tokens fits; or use --gpu-memory-utilization 0.91 or "
-            "--tensor-parallel-size 2 or an fp8 KV cache",
+            "llama-3.1-8b on rtx-3090-24gb would not start with max_model_len 31,233: one sequence needs 3.814 GiB "
+            "of KV cache, 3.812 GiB are there; a context of 31,232 tokens fits; or use --gpu-memory-utilization 0.91 "
+            "or --tensor-parallel-size 2 or an fp8 KV cache",
         )
 
     def test_vllms_printed_concurrency_counts_the_null_block_and_whole_blocks(self) -> None:

@@ -221,6 +221,15 @@ class Formatting(unittest.TestCase):
             with self.subTest(seconds=seconds):
                 self.assertEqual(units.format_duration(seconds), text)
 
+    def test_sizes_that_are_compared_never_look_alike_unless_they_are(self) -> None:
+        for other, expected in (
+            (3 * 2**30, ("4.00 GiB", "3.00 GiB")),
+            (4 * 2**30 - 1, ("4.000000000 GiB", "3.999999999 GiB")),
+            (4 * 2**30 - 2**21, ("4.000 GiB", "3.998 GiB")),
+            (4 * 2**30, ("4.00 GiB", "4.00 GiB")),
+        ):
+            self.assertEqual(units.format_gib_apart(4 * 2**30, other), expected)
+
     def test_bytes_say_which_unit_they_are_in(self) -> None:
         self.assertEqual(units.format_gb(16.06e9), "16.06 GB")
         self.assertEqual(units.format_gib(20.25 * 2**30), "20.25 GiB")

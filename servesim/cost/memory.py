@@ -18,7 +18,7 @@ from servesim.catalog.hardware import Hardware
 from servesim.catalog.model import KV_BYTES, Model
 from servesim.cost.parallel import Parallel
 from servesim.errors import CapacityError, InputError
-from servesim.units import GIB, format_bytes, format_gb, format_gib, shown
+from servesim.units import GIB, format_bytes, format_gb, format_gib, format_gib_apart, shown
 
 DEFAULT_UTILIZATION = 0.90
 DEFAULT_TOKENS_PER_REQUEST = 4096
@@ -201,10 +201,11 @@ def start_refusal(plan: CapacityPlan, start: StartCheck) -> str:
         ways.append(f"--tensor-parallel-size {start.tensor_parallel}")
     if start.kv_dtype is not None:
         ways.append(f"an {start.kv_dtype} KV cache")
+    needed, there = format_gib_apart(start.needed_bytes, start.available_bytes)
     return (
         f"{plan.model.name} on {plan.hardware.name} would not start with max_model_len {start.max_model_len:,}: "
-        f"one sequence needs {format_gib(start.needed_bytes)} of KV cache, {format_gib(start.available_bytes)} "
-        f"are there; {ways[0]}{'; or use ' + ' or '.join(ways[1:]) if ways[1:] else ''}"
+        f"one sequence needs {needed} of KV cache, {there} are there; "
+        f"{ways[0]}{'; or use ' + ' or '.join(ways[1:]) if ways[1:] else ''}"
     )
 
 

@@ -10,7 +10,15 @@ from servesim.catalog.weights import KV_BYTES, WEIGHT_BYTES
 from servesim.cost.memory import CapacityPlan, format_reserve
 from servesim.cost.roofline import Roofline, critical_batch
 from servesim.engine.server import Server
-from servesim.units import format_bytes, format_duration, format_gb, format_gib, format_number, format_si
+from servesim.units import (
+    format_bytes,
+    format_duration,
+    format_gb,
+    format_gib,
+    format_gib_apart,
+    format_number,
+    format_si,
+)
 
 WIDTH = 98
 
@@ -211,13 +219,13 @@ def _start_lines(plan: CapacityPlan) -> list[Line]:
     if start is None:
         return []
     verdict, sign = ("yes", "<=") if start.starts else ("no", ">")
-    needed = f"{format_gib(start.needed_bytes)} {sign} {format_gib(start.available_bytes)} of KV cache"
+    needed = f" {sign} ".join(format_gib_apart(start.needed_bytes, start.available_bytes))
     linear = plan.model.kv_is_linear
     longest = (
         f"{plan.num_blocks:,} blocks x {plan.block_size} tokens, one sequence" if linear else "tokens, one sequence"
     )
     lines = [
-        ("will it start", verdict, f"{start.max_model_len:,} tokens need {needed}"),
+        ("will it start", verdict, f"{start.max_model_len:,} tokens need {needed} of KV cache"),
         ("largest context", f"{start.largest_context:,}", longest),
     ]
     if start.starts:
