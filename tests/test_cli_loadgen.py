@@ -441,6 +441,17 @@ class GridTest(LoadgenCase):
         saved = read_saved(self.path("probe.concurrency-6.2.jsonl"))
         self.assertEqual((saved.whole, saved.run.config["concurrency"], len(saved.run.records)), (True, 6, 50))
 
+    def test_a_search_whose_client_is_saturated_from_the_start_does_not_blame_the_server(self) -> None:
+        def measure(self: Measurer, spec: WorkloadSpec, **options: object) -> Run:
+            run = measured({"times": [0.01, 0.02]})
+            run.client = {"verdict": "saturated"}
+            return run
+
+        with TruthServer(Model()) as server, mock.patch.object(Measurer, "measure", measure):
+            said = loadgen(server, "--find", "concurrency", "--slo", "ttft_p95=1s")
+        self.assertEqual(said.code, 1)
+        self.assertIn("nothing: at concurrency 1 the client is saturated already, and measures itself", said.out)
+
     def test_a_search_that_finds_nothing_exits_1(self) -> None:
         with TruthServer(Model()) as server:
             said = loadgen(

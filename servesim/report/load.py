@@ -230,6 +230,9 @@ class FoundLoad:
         for load, answer, summary in self.probes:
             told = [f"{_plain(summary.throughput.output_tokens_per_s)} tok/s", *map(slo_text, summary.slo or ())]
             lines += f"{load:>12g}  {answer:<10}{'   '.join(told)}\n"
+        if self.load is None and self.limit == "client":
+            early = f"nothing: at {self.key} {self.next_load:g} the client is saturated already, and measures itself"
+            return lines + _line("found", early)
         if self.load is None:
             return lines + _line("found", f"no {self.key} that was tried meets the objectives")
         beyond = "" if self.next_load is None else f"{self.next_load:g}"
