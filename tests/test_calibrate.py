@@ -256,6 +256,7 @@ class BadInput(Files):
             ("prompt_tokens,output_tokens\n10,10\n", "no ttft, tpot or e2e"),
             ("prompt_tokens,output_tokens,tpot_ms\n10,10,-3\n", "must be above 0"),
             ('{"engine": {}}\n{"id": 1}\n', "is no request of an engine log"),
+            ('{"engine": {}}\n' + "[" * 100_000, "is no request of an engine log"),
         ):
             with self.subTest(text=text), self.assertRaisesRegex(InputError, complaint):
                 read_measurements(self.path("file", text), SERVER)

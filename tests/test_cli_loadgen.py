@@ -291,8 +291,8 @@ class RequestTest(LoadgenCase):
         self.assertFalse(set(texts[:8]) & set(texts[16:]))
         self.assertNotEqual(again["config"]["prompt_salt"], other["config"]["prompt_salt"])
 
-    def test_given_prompts_are_sent_as_they_are(self) -> None:
-        file = self.path("prompts.jsonl", '{"prompt": "one", "output_tokens": 3}\n{"prompt": "two words"}\n')
+    def test_given_prompts_are_sent_as_they_are_whatever_mark_the_file_begins_with(self) -> None:
+        file = self.path("prompts.jsonl", '\ufeff{"prompt": "one", "output_tokens": 3}\n{"prompt": "two words"}\n')
         model = Model()
         with TruthServer(model) as server:
             document = self.document(server, "--prompts", file, "--max-tokens", "4", "--warmup", "0")

@@ -166,6 +166,8 @@ class GivenTest(unittest.TestCase):
     def test_a_bad_line_is_named_with_file_line_and_field(self) -> None:
         for row, part in (
             ("{", r"p:2: not JSON"),
+            ('{"messages": [' + "[" * 100_000, r"p:2: not JSON: maximum recursion depth"),
+            ('{"messages": [{"seed": NaN}]}', r"p:2: not JSON: NaN is no JSON number"),
             ("7", r"p:2: must be a JSON object"),
             ("{}", r"p:2: needs 'prompt'"),
             ('{"prompt": ""}', r"p:2: needs 'prompt'"),

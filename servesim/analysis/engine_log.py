@@ -51,7 +51,7 @@ def read_engine_log(path: str, text: str) -> tuple[Run, dict[str, Any]]:
             if not (math.isfinite(sent_s) and sent_s <= first_s <= last_s < math.inf):
                 raise ValueError("its times are no times, or in another order")
             rows.append((sent_s, first_s, last_s, prompt, output))
-        except (ValueError, KeyError, TypeError, OverflowError, InputError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError, InputError) as error:
             raise InputError(f"{path}:{number}: is no request of an engine log ({error})") from error
     return run_of_rows(rows), known
 

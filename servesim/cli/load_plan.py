@@ -107,7 +107,7 @@ def _given(values: dict[str, Any]) -> list[GivenPrompt] | None:
     if path is None:
         return None
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             return read_prompts(file, path)
     except OSError as error:
         raise InputError(f"cannot read {path}: {reason(error)}") from error

@@ -21,6 +21,7 @@ from typing import Protocol
 
 from servesim.client.flavour import Prompt
 from servesim.errors import InputError
+from servesim.units import refuse_constant
 from servesim.workload.requests import Requests
 
 COMMON_WORDS = """
@@ -198,8 +199,8 @@ def read_prompts(lines: Iterable[str], name: str) -> list[GivenPrompt]:
 
 def _given_prompt(line: str, where: str) -> GivenPrompt:
     try:
-        row = json.loads(line)
-    except ValueError as error:
+        row = json.loads(line, parse_constant=refuse_constant)
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: not JSON: {error}") from None
     if isinstance(row, str):
         row = {"prompt": row}
