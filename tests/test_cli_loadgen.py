@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import gzip
 import json
 import os
 import re
@@ -24,6 +25,7 @@ from servesim.client.measurement import Measurer
 from servesim.records import Run
 from servesim.runreader import read_saved
 from servesim.workload.spec import WorkloadSpec
+from servesim.workload.trace import TRACE_FORMATS, read_trace
 from tests.command import ROOT, Said, servesim
 from tests.runs import measured
 from tests.truth_server import (
@@ -311,6 +313,21 @@ class RequestTest(LoadgenCase):
         self.assertEqual([prompt_tokens(asked) for asked in model.posts[2:]], [30, 31, 32, 33])
         self.assertEqual([asked.json()["max_tokens"] for asked in model.posts[2:]], [1, 2, 3, 4])
         self.assertGreater(document["duration_s"], 0.025)
+
+    def test_a_foreign_trace_of_any_format_drives_the_load_though_it_is_packed(self) -> None:
+        folder, packed = ROOT / "fixtures" / "traces", self.path("packed.gz")
+        formats = set()
+        with TruthServer(Model()) as server:
+            for sample in sorted(folder.glob("*.*")):
+                if sample.name in ("README.md", "servesim.jsonl"):  # the latter pauses for seconds
+                    continue
+                trace = read_trace(str(sample), arrivals_required=False)
+                formats.add(trace.format)
+                Path(packed).write_bytes(gzip.compress(sample.read_bytes()))
+                document = self.document(server, "--trace", packed, "--concurrency", "9", "--warmup", "0")
+                said = document["requests"]["completed"], document["tokens"]["output"]
+                self.assertEqual(said, (len(trace.requests), sum(trace.requests.output_tokens)), sample.name)
+        self.assertEqual(formats | {"servesim"}, set(TRACE_FORMATS))
 
     def test_the_key_goes_to_every_route_and_is_written_nowhere(self) -> None:
         model = Model()
