@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import doctest
 import http.client
+import socket
 import ssl
 import unittest
 from typing import ClassVar
 
 from servesim.client import target as target_module
+from servesim.client.fetch import Fetcher
+from servesim.client.opening import describe_failure
 from servesim.client.target import parse_header, parse_target
 from servesim.errors import InputError
 
@@ -141,6 +144,19 @@ class WayTest(unittest.TestCase):
         self.assertEqual((connection.host, connection.port), ("dead", 9))
         self.assertEqual(connection._tunnel_host, "h")  # type: ignore[attr-defined]
         self.assertNotIn("p%40", repr(target))
+
+    def test_it_is_the_proxy_that_cannot_be_reached_where_there_is_one(self) -> None:
+        refused, unknown = ConnectionRefusedError(), socket.gaierror(-2, "Name or service not known")
+        for proxy, host, where in ((None, "h", "http://h: .*the server"), ("http://p:9", "p", "the proxy p:9: .*it")):
+            target = parse_target("http://h", proxy=proxy)
+            for error, told in ((refused, f"cannot connect to {where} running"), (unknown, f"cannot resolve '{host}'")):
+                self.assertRegex(describe_failure(target, error)[1], told)
+                self.assertRegex(str(Fetcher(target)._failed(error)), told)
+
+    def test_a_proxy_that_is_no_address_is_bad_input(self) -> None:
+        for proxy in ("http://[::1", "p:many", "socks5://p:1", "http://"):
+            with self.subTest(proxy=proxy), self.assertRaisesRegex(InputError, "proxy"):
+                parse_target("http://h", proxy=proxy)
 
     def test_insecure_accepts_any_certificate_and_the_default_none_unknown(self) -> None:
         checked = parse_target("https://h").tls_context()

@@ -101,9 +101,9 @@ class Fetcher:
     def _failed(self, error: Exception) -> FetchError:
         where = self.target.url
         if isinstance(error, socket.gaierror):
-            return FetchError("unresolvable", f"cannot resolve {self.target.host!r}: {_reason(error)}")
+            return FetchError("unresolvable", f"cannot resolve {self.target.hop[0]!r}: {_reason(error)}")
         if isinstance(error, ConnectionRefusedError):
-            return FetchError("refused", f"cannot connect to {where}: connection refused; is the server running?")
+            return FetchError("refused", self.target.refused)
         if isinstance(error, TimeoutError):
             return FetchError("timeout", f"no answer from {where} within {self.timeout_s:g} s")
         if isinstance(error, ssl.SSLError):

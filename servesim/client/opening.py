@@ -98,9 +98,9 @@ def describe_failure(target: Target, error: OSError) -> tuple[str, str]:
     """Return the kind and the sentence for a connection that could not be opened."""
     where = target.url
     if isinstance(error, socket.gaierror):
-        return "connect", f"cannot resolve {target.host!r}: {(error.strerror or str(error)).lower()}"
+        return "connect", f"cannot resolve {target.hop[0]!r}: {(error.strerror or str(error)).lower()}"
     if isinstance(error, ConnectionRefusedError):
-        return "connect", f"cannot connect to {where}: connection refused; is the server running?"
+        return "connect", target.refused
     if isinstance(error, TimeoutError):
         return "connect", f"cannot connect to {where}: timed out"
     if isinstance(error, ssl.SSLError):

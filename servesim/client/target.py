@@ -69,6 +69,18 @@ class Target:
         """Return the base URL as it may be shown and saved: nothing secret is in it."""
         return f"{self.scheme}://{self.netloc}{self.root}"
 
+    @property
+    def hop(self) -> tuple[str, int]:
+        """Return the host and the port that connections are opened to: the server's, or the proxy's."""
+        return (self.host, self.port) if self.proxy is None else (self.proxy.host, self.proxy.port)
+
+    @property
+    def refused(self) -> str:
+        """Return what to say when nobody listens there."""
+        if self.proxy is None:
+            return f"cannot connect to {self.url}: connection refused; is the server running?"
+        return f"cannot connect to the proxy {self.proxy.host}:{self.proxy.port}: connection refused; is it running?"
+
     def path(self, route: str) -> str:
         """Return the path of a route: `/v1/...` lies under `api_root`, everything else under `root`."""
         path = self.api_root + route[len("/v1") :] if route.startswith("/v1/") else self.root + route
@@ -92,7 +104,7 @@ class Target:
 
         No proxy is used that was not asked for, whatever the environment says.
         """
-        host, port = (self.host, self.port) if self.proxy is None else (self.proxy.host, self.proxy.port)
+        host, port = self.hop
         if not self.tls:
             return http.client.HTTPConnection(host, port, timeout=timeout_s)
         connection = http.client.HTTPSConnection(host, port, timeout=timeout_s, context=self.tls_context())
@@ -224,11 +236,11 @@ def _proxy(proxy: str, scheme: str, host: str, environ: Mapping[str, str]) -> Pr
         proxy = _proxy_from_environment(scheme, host, environ)
         if not proxy:
             return None
-    parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
     try:
+        parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
         port = parts.port or 80
     except ValueError:
-        raise InputError("the proxy's port is not a number") from None
+        raise InputError("the proxy's address is not a URL, or its port is not a number") from None
     if parts.scheme != "http" or not parts.hostname:
         raise InputError("a proxy must be an http:// URL")
     secret = None
