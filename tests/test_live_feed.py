@@ -159,6 +159,7 @@ class WhoMaySteer(unittest.TestCase):
             refused = [
                 ({"origin": "http://evil.example"}, 403),
                 ({"origin": "null"}, 403),
+                ({"origin": "http://[::1"}, 403),  # no URL at all: it must not end the server
                 ({"origin": f"http://127.0.0.1:{server.port + 1}"}, 403),
                 ({"host": "evil.example"}, 403),
                 ({"host": f"evil.example:{server.port}", "origin": f"http://evil.example:{server.port}"}, 403),

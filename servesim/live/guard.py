@@ -8,7 +8,6 @@ points at 127.0.0.1 (DNS rebinding) is a `Host` that is neither an address nor t
 from __future__ import annotations
 
 import ipaddress
-from urllib.parse import urlsplit
 
 from servesim.serve.http import HttpRequest
 
@@ -21,7 +20,7 @@ def refusal(request: HttpRequest, own_host: str) -> tuple[int, str] | None:
     if not _is_ours(host, own_host):
         return 403, f"steering wants an address or the name that the server was started with, not {host[:100]!r}"
     origin = request.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+    if origin is not None and origin.partition("://")[2].lower() != host.lower():
         return 403, "steering is for this server's own page"
     if request.header("sec-fetch-site") not in ("", "same-origin", "none"):
         return 403, "steering is for this server's own page"
