@@ -20,6 +20,7 @@ KIB, MIB, GIB = 2**10, 2**20, 2**30
 KB, MB, GB = 10**3, 10**6, 10**9
 
 MAX_COUNT = 2**53  # above it a float no longer counts by ones
+LONGEST_TOLD_S = 1e9  # above it, some thirty years, nobody asks for minutes
 
 _QUANTITY = re.compile(r"([+-]?)([0-9]{0,40})(?:\.([0-9]{1,40}))?(?:[eE]([+-]?[0-9]{1,3}))?(.*)", re.ASCII | re.DOTALL)
 
@@ -226,6 +227,8 @@ def format_duration(seconds: float | None) -> str:
         return f"{seconds * 1e3:.1f} ms"
     if seconds < 59.995:
         return f"{seconds:.2f} s"
+    if seconds > LONGEST_TOLD_S:
+        return f"{seconds / 3600:.3g} h"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes} min {rest} s" if rest else f"{minutes} min"

@@ -62,7 +62,7 @@ class ArrivalsTest(unittest.TestCase):
         self.assertGreater(ramp[len(cut)], 30.0)
 
     def test_what_would_never_end_or_says_nothing_is_refused(self) -> None:
-        for rate in (0.0, -1.0, math.nan, math.inf, 1e-9, 1e300):
+        for rate in (0.0, -1.0, math.nan, math.inf, 1e-9, 1e-320, 1e300):
             with self.subTest(rate=rate), self.assertRaisesRegex(InputError, "^rate is "):
                 draw_arrivals("poisson", rate=rate, seed=7, count=256)
         with self.assertRaisesRegex(InputError, "too many"):

@@ -217,6 +217,9 @@ class Formatting(unittest.TestCase):
             60.0: "1 min",
             3600.0: "1 h",
             -0.5: "-500.0 ms",
+            1e9: "277,777 h 47 min",
+            1e300: "2.78e+296 h",
+            math.inf: "inf h",
         }.items():
             with self.subTest(seconds=seconds):
                 self.assertEqual(units.format_duration(seconds), text)
