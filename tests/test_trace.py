@@ -216,6 +216,12 @@ class TimesTest(TraceCase):
         workload = build_workload(WorkloadSpec(trace=str(self.path), speed=2.0))
         self.assertEqual(list(workload.requests.arrival_s), [0.0, 1.5])
 
+    def test_a_speed_that_takes_more_than_ten_years_is_refused(self) -> None:
+        self.read([row(0), row(4)])
+        for speed in (1e-8, 1e-320):
+            with self.assertRaisesRegex(InputError, "speed is .*, so that the last request would come after"):
+                build_workload(WorkloadSpec(trace=str(self.path), speed=speed))
+
     def test_a_closed_loop_needs_no_times(self) -> None:
         rows = [{"prompt_tokens": 3, "output_tokens": 2}] * 3
         self.assertIn("t.jsonl:1: arrival_s is missing", self.refused(rows))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from array import array
 from copy import copy
+from dataclasses import replace
 
 from servesim.workload.generate import generate_requests
 from servesim.workload.requests import Requests
+from servesim.workload.reshape import at_speed
 from servesim.workload.spec import WorkloadSpec
 from servesim.workload.trace import Trace, read_trace
 from servesim.workload.workload import ClosedLoop, OpenLoop, Retrying, SessionLoop, Workload
@@ -42,9 +43,7 @@ def load_trace(spec: WorkloadSpec) -> Trace:
         arrivals_required=spec.concurrency is None,
         limit=spec.requests,
     )
-    if spec.speed != 1.0:
-        trace.requests.arrival_s = array("d", (at / spec.speed for at in trace.requests.arrival_s))
-    return trace
+    return trace if spec.speed == 1.0 else replace(trace, requests=at_speed(trace.requests, spec.speed))
 
 
 def drive(spec: WorkloadSpec, requests: Requests) -> Workload:

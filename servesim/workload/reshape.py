@@ -13,7 +13,8 @@ from itertools import compress
 from typing import Any
 
 from servesim.errors import InputError
-from servesim.workload.arrivals import draw_arrivals
+from servesim.units import format_duration
+from servesim.workload.arrivals import MAX_SPAN_S, draw_arrivals
 from servesim.workload.content import renumber
 from servesim.workload.requests import Requests
 from servesim.workload.seeds import random_stream
@@ -71,6 +72,9 @@ def at_speed(requests: Requests, speed: float) -> Requests:
     """Return the requests with arrivals `speed` times as fast; the pauses between turns stay as they are."""
     changed = copy(requests)
     changed.arrival_s = array("d", (at / speed for at in requests.arrival_s))
+    last_s = max((at for at in changed.arrival_s if at == at), default=0.0)
+    if last_s > MAX_SPAN_S:
+        raise InputError(f"speed is {speed:g}, so that the last request would come after {format_duration(last_s)}")
     return changed
 
 
