@@ -116,6 +116,20 @@ class SessionsTest(unittest.TestCase):
                 self.assertLessEqual(accuracy["max_error_tokens"], TURN)  # of the first second turn: then it is known
                 self.assertGreaterEqual(accuracy["within_tolerance"], 10 / 12)
 
+    def test_a_character_that_a_server_cuts_in_two_comes_back_whole(self) -> None:
+        def script(asked: Asked) -> list[Step]:
+            if asked.line.startswith("GET"):
+                return self.script(asked)
+            self.posts.append(asked)
+            halves = event(content("?").replace(b"?", rb"\ud83d")) + event(content("?").replace(b"?", rb"\ude00"))
+            return [Step(0.0, HEAD_OF_STREAM + chunk(halves + event(FINISH) + DONE) + LAST_CHUNK)]
+
+        load = ("--requests", "2", "--turns", "2", "--concurrency", "1", "--prompt-tokens", "40", "--max-tokens", "2")
+        with TruthServer(script) as server:
+            said = servesim("loadgen", "--url", server.url, "--model", "m", *load, "--warmup", "0", "--quiet")
+        self.assertEqual(said.code, 0, said)
+        self.assertEqual(self.posts[-1].json()["messages"][1]["content"], "\N{GRINNING FACE}")
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -372,6 +372,16 @@ class SetupTest(unittest.TestCase):
         with server(routes(table)) as target:
             self.assertEqual(read_setup(target), {"model": "second"})
 
+    def test_a_count_of_thousands_of_digits_is_nothing_said(self) -> None:
+        many = "9" * 5000
+        table = {"/metrics": f'vllm:cache_config_info{{num_gpu_blocks="{many}",block_size="16"}} 1\n'.encode()}
+        with server(routes(table)) as target:
+            scraper = Scraper(target)
+            scraper.first()
+            self.assertEqual(read_setup(target, scraper.pages[0]), {"dialect": "vllm", "block_size": 16})
+            scraper.stop()
+        self.assertEqual(simulate_options({"dialect": "vllm", "version": f"{many}.1"}), {"like_vllm": True})
+
     def test_a_server_that_does_not_answer_in_time_is_asked_no_more(self) -> None:
         asked: list[str] = []
 

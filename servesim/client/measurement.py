@@ -221,7 +221,8 @@ class Measurer:
 
         def payload(index: int) -> bytes:
             body = build(prompts.prompt(index), replace(options, max_tokens=output_tokens[index]))
-            return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+            # Half of a surrogate pair, as a server's escapes may cut it in a stream, goes out as its escape.
+            return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace")
 
         return payload
 

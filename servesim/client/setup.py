@@ -18,6 +18,7 @@ from servesim.client.fetch import Fetcher, FetchError
 from servesim.client.scraper import RawPage
 from servesim.client.target import Target
 from servesim.client.window import setup_facts, wanted_names
+from servesim.units import MAX_COUNT
 from servesim.workload.spec import WorkloadSpec
 
 Facts = dict[str, Any]
@@ -122,7 +123,7 @@ def known_model(facts: Mapping[str, Any]) -> str | None:
 
 def _rules(version: object) -> str | None:
     """Return the rule set of a vLLM version: 0.14 to 0.18 schedule as 0.18 does, later ones as 0.32."""
-    match = re.match(r"v?(\d+)\.(\d+)", version) if isinstance(version, str) else None
+    match = re.match(r"v?(\d{1,9})\.(\d{1,9})", version) if isinstance(version, str) else None
     if match is None:
         return None
     return "vllm-0.18" if (int(match[1]), int(match[2])) < (0, 19) else "vllm-0.32"
@@ -162,9 +163,9 @@ def _text(value: Any, key: str) -> str | None:
 
 def _count(value: Any, key: str) -> int | None:
     found = _object(value).get(key)
-    if isinstance(found, str) and found.isdecimal():  # a metric's label
+    if isinstance(found, str) and re.fullmatch(r"[0-9]{1,16}", found):  # a metric's label
         found = int(found)
-    return found if type(found) is int and found > 0 else None
+    return found if type(found) is int and 0 < found <= MAX_COUNT else None
 
 
 def _read_models(answer: Any, facts: Facts) -> None:
