@@ -449,6 +449,10 @@ class ShapesTest(unittest.TestCase):
         self.assertEqual(read(E({**U, "timings": timings})).facts[0].timings, timings)
         self.assertIsNone(read(E({**U, "timings": None})).facts[0].timings)
 
+    def test_of_timings_only_numbers_are_kept_however_deep_the_rest_is(self) -> None:
+        odd = {"prompt_ms": 1.5, "cache_n": True, "model": "x", "deep": json.loads("[" * 700 + "NaN" + "]" * 700)}
+        self.assertEqual(read(E({**U, "timings": odd})).facts[0].timings, {"prompt_ms": 1.5})
+
     def test_no_reader_fails_whatever_its_fields_hold(self) -> None:
         names = sorted(
             "choices delta message content text refusal reasoning reasoning_content thinking tool_calls function_call "

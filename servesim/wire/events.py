@@ -132,8 +132,13 @@ def read_usage(value: Any) -> Usage | None:
     return None if usage.prompt_tokens is None and usage.output_tokens is None else usage
 
 
-def _timings(value: Json) -> dict[str, Any] | None:
-    return dict(_object(value.get("timings"))) or None
+def _timings(measured: Json) -> dict[str, Any] | None:
+    """Return the numbers among what a server has measured itself, under its own names."""
+    return {
+        name: value
+        for name, value in measured.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+    } or None
 
 
 def _finish(fact: EventFact, index: int, reason: Any) -> None:
@@ -170,7 +175,7 @@ def _read_choices(value: Json, fact: EventFact) -> None:
             index = _count(choice, "index")
             _finish(fact, position if index is None else index, choice["finish_reason"])
     fact.usage = read_usage(value.get("usage"))
-    fact.timings = _timings(value)
+    fact.timings = _timings(_object(value.get("timings")))
 
 
 def _read_response(value: Json, fact: EventFact) -> None:
@@ -189,7 +194,7 @@ def _read_response(value: Json, fact: EventFact) -> None:
     whole = value.get("object") == "response"
     response = value if whole else _object(value.get("response"))
     fact.usage = read_usage(response.get("usage"))
-    fact.timings = _timings(value)  # llama.cpp's
+    fact.timings = _timings(_object(value.get("timings")))  # llama.cpp's
     if kind == "error":
         fact.error = error_of(value, named=True)
     elif kind == "response.failed" or response.get("status") == "failed":
@@ -220,7 +225,7 @@ def _read_llamacpp(value: Json, fact: EventFact) -> None:
     """Read llama.cpp's `/completion`: a token an event, then one event with `stop` and the counts."""
     fact.choices = 1
     fact.text = _text(value.get("content"))
-    fact.timings = _timings(value)
+    fact.timings = _timings(_object(value.get("timings")))
     if value.get("stop") is not True:
         return
     fact.done = True
@@ -245,7 +250,7 @@ def _read_ollama(value: Json, fact: EventFact) -> None:
     prompt, output = _count(value, "prompt_eval_count"), _count(value, "eval_count")
     if prompt is not None or output is not None:
         fact.usage = Usage(prompt_tokens=prompt, output_tokens=output)
-    fact.timings = {name: value[name] for name in value if name.endswith("_duration")} or None
+    fact.timings = _timings({name: value[name] for name in value if name.endswith("_duration")})
 
 
 _TGI_STOPS = {"eos_token": "stop", "stop_sequence": "stop"}
@@ -275,7 +280,7 @@ def _read_generate(value: Json, fact: EventFact) -> None:
     fact.choices = 1
     fact.text = _text(value.get("text"))
     fact.usage = read_usage(value)
-    fact.timings = {name: value[name] for name in ("latency_s", "tokens_per_second") if name in value} or None
+    fact.timings = _timings({name: value[name] for name in ("latency_s", "tokens_per_second") if name in value})
     fact.done = "text" in value
 
 
