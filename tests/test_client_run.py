@@ -213,7 +213,7 @@ class RedirectsTest(unittest.TestCase):
         with TruthServer(always(Step(0.0, answer("307 Temporary Redirect", b"", "Location: /again")))) as server:
             self.assertEqual(verdict_of(run_against(server)), ("failed", "redirect"))
             self.assertEqual(len(server.asked), 4)
-        for address in ("//[::1", "http://h:port/", "ftp://h/", "/a b", "/\xe9"):
+        for address in ("//[::1", "http://h:port/", "http://a..b/", "ftp://h/", "/a b", "/\xe9"):
             moved = answer("308 Permanent Redirect", b"", f"Location: {address}")
             with self.subTest(address), TruthServer(always(Step(0.0, moved))) as server:
                 run = run_against(server)

@@ -65,6 +65,11 @@ class AddressTest(unittest.TestCase):
         connection = target.connection(1.0)
         self.assertEqual((connection.host, connection.port), ("::1", 18081))
 
+    def test_letters_beyond_ascii_go_out_as_a_browser_sends_them(self) -> None:
+        target = parse_target("http://b\u00fccher.example/\u00fc%20/v1?k=\u00fc&a=b")
+        self.assertEqual((target.host, target.netloc), ("xn--bcher-kva.example", "xn--bcher-kva.example"))
+        self.assertEqual(target.path(CHAT), "/%C3%BC%20/v1/chat/completions?k=%C3%BC&a=b")
+
     def test_what_is_no_address_is_refused_in_one_line(self) -> None:
         for url, part in (
             ("", "names no host"),
@@ -74,7 +79,11 @@ class AddressTest(unittest.TestCase):
             ("http://h:x", "not a URL"),
             ("http://::1:8000", "brackets"),
             ("http://[::1", "not a URL"),
-            ("http://a b", "names no host"),
+            ("http://a b", "holds a blank"),
+            ("http://h/a b", "holds a blank"),
+            ("http://a..b", "a part of the host's name is empty or too long"),
+            (f"http://{'a' * 64}.b", "a part of the host's name is empty or too long"),
+            ("http://h:0", "nobody listens on port 0"),
             ("http://user:secret@h", "credentials"),
         ):
             with self.subTest(url=url), self.assertRaisesRegex(InputError, part) as caught:
@@ -154,7 +163,7 @@ class WayTest(unittest.TestCase):
                 self.assertRegex(str(Fetcher(target)._failed(error)), told)
 
     def test_a_proxy_that_is_no_address_is_bad_input(self) -> None:
-        for proxy in ("http://[::1", "p:many", "socks5://p:1", "http://"):
+        for proxy in ("http://[::1", "p:many", "p..q:1", "socks5://p:1", "http://"):
             with self.subTest(proxy=proxy), self.assertRaisesRegex(InputError, "proxy"):
                 parse_target("http://h", proxy=proxy)
 

@@ -14,7 +14,7 @@ from urllib.parse import urljoin, urlsplit
 
 from servesim.client.connection import Exchange
 from servesim.client.http1 import request_bytes
-from servesim.client.target import Target
+from servesim.client.target import Target, ascii_host
 
 REDIRECTS = (307, 308)  # keep method and body (RFC 9110 sections 15.4.8 and 15.4.9)
 MAX_HOPS = 3
@@ -94,7 +94,7 @@ def _redirected(here: Target, route: str | None, location: str) -> tuple[Target,
     port = parts.port or (443 if parts.scheme == "https" else 80)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(location)
-    there = replace(here, scheme=parts.scheme, host=parts.hostname, port=port)
+    there = replace(here, scheme=parts.scheme, host=ascii_host(parts.hostname), port=port)
     if (there.scheme, there.host, there.port) != (here.scheme, here.host, here.port):
         upgraded = (here.scheme, here.port, there.scheme, there.port) == ("http", 80, "https", 443)
         if here.host != there.host or not upgraded:

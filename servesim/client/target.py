@@ -11,9 +11,10 @@ import http.client
 import os
 import re
 import ssl
+import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from servesim.console import reason
 from servesim.errors import InputError
@@ -205,14 +206,27 @@ def _split(url: str) -> tuple[str, str, int, str, str]:
         raise InputError(f"url {url!r}: an IPv6 address needs brackets, as in http://[::1]:8000")
     try:
         parts = urlsplit(text)
-        port = parts.port
+        host, port = ascii_host(parts.hostname or ""), parts.port
     except ValueError as error:
         raise InputError(f"url {url!r} is not a URL: {error}") from None
     if parts.scheme not in ("http", "https"):
         raise InputError(f"url {url!r} must begin with http:// or https://")
-    if not parts.hostname or re.search(r"[\s\x00-\x1f]", text):
+    if re.search(r"[\s\x00-\x1f]", text):
+        raise InputError(f"url {url!r} holds a blank")
+    if not host:
         raise InputError(f"url {url!r} names no host")
-    return scheme.lower(), parts.hostname, port or (443 if parts.scheme == "https" else 80), parts.path, parts.query
+    if port == 0:
+        raise InputError(f"url {url!r}: nobody listens on port 0")
+    path, query = (quote(part, safe=string.punctuation) for part in (parts.path, parts.query))
+    return scheme.lower(), host, port or (443 if parts.scheme == "https" else 80), path, query
+
+
+def ascii_host(host: str) -> str:
+    """Return a host's name as the resolver and the Host header have it. Raises ValueError for what can be no name."""
+    try:
+        return host.encode("idna").decode("ascii")
+    except UnicodeError:
+        raise ValueError("a part of the host's name is empty or too long") from None
 
 
 def _roots(path: str) -> tuple[str, str]:
@@ -238,16 +252,16 @@ def _proxy(proxy: str, scheme: str, host: str, environ: Mapping[str, str]) -> Pr
             return None
     try:
         parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-        port = parts.port or 80
+        name, port = ascii_host(parts.hostname or ""), parts.port or 80
     except ValueError:
         raise InputError("the proxy's address is not a URL, or its port is not a number") from None
-    if parts.scheme != "http" or not parts.hostname:
+    if parts.scheme != "http" or not name:
         raise InputError("a proxy must be an http:// URL")
     secret = None
     if parts.username is not None:
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         secret = "Basic " + base64.b64encode(pair.encode()).decode()
-    return Proxy(host=parts.hostname, port=port, authorization=secret)
+    return Proxy(host=name, port=port, authorization=secret)
 
 
 def _proxy_from_environment(scheme: str, host: str, environ: Mapping[str, str]) -> str:
