@@ -68,6 +68,18 @@ class Csv(unittest.TestCase):
         self.assertEqual([row["knee"] for row in told], ["0", "0", "1", "0", "0"])
         self.assertEqual(float(told[4]["ttft_ms.p95"]), 30 + 20.0 * 256)
 
+    def test_what_was_swept_is_told_beside_what_came_of_it(self) -> None:
+        document = sweep_document()
+        for row in document["rows"]:
+            length = row.pop("concurrency")
+            row |= {"swept": {"output_tokens": str(length), "link_bytes_per_s": 5e9}, "output_tokens": {"mean": 7.5}}
+        material = Material("t", grids=[grid_of(document, name="s", path="s")])
+        told = rows(material)[1]
+        self.assertEqual((told["output_tokens"], told["output_tokens.mean"]), ("8", "7.5"))
+        labels = parse_page(metric_page(material)).samples["servesim_row_e2e_mean_milliseconds"][1].labels
+        self.assertEqual(labels["output_tokens"], "8")
+        self.assertIn("| 8 | 5 GB/s |", "".join(markdown(material)))
+
 
 class OpenMetrics(unittest.TestCase):
     def test_it_says_what_the_metric_page_says_in_its_own_grammar(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from servesim.console import one_line
 from servesim.records import Outcome
-from servesim.report.material import Grid, Material, NamedRun
+from servesim.report.material import Grid, Material, NamedRun, swept_value
 from servesim.report.series import over_s
 
 REQUEST_COLUMNS = (
@@ -88,7 +88,10 @@ def _request_row(named: NamedRun, index: int) -> tuple[Any, ...]:
 
 
 def _grid_rows(material: Material) -> Iterator[tuple[Any, ...]]:
-    flat = [[dict(_flattened(row)) for row in grid.rows] for grid in material.grids]
+    flat = [
+        [{key: swept_value(row, key) for key in grid.swept} | dict(_flattened(row)) for row in grid.rows]
+        for grid in material.grids
+    ]
     keys = list(dict.fromkeys(key for rows in flat for row in rows for key in row))
     yield (*GRID_COLUMNS, *keys)
     for grid, rows in zip(material.grids, flat, strict=True):

@@ -7,7 +7,7 @@ from typing import Any
 
 from servesim.report.axes import axis_of_counts, axis_of_seconds
 from servesim.report.figure import Figure, Key, Panel
-from servesim.report.material import Grid, Material, number_at, shown_value
+from servesim.report.material import Grid, Material, number_at, shown_value, swept_value
 from servesim.report.svg import dots_path, line_path
 from servesim.report.thin import evenly
 from servesim.report.timeline import STYLES
@@ -95,10 +95,11 @@ def _curves(grid: Grid, several: bool) -> list[Curve]:
     for label, numbers in grid.curves(load):
         if len(numbers) < 2:
             continue
-        numbers = sorted(numbers, key=lambda number: number_at(grid.rows[number], load) or 0.0)
+        numbers = sorted(numbers, key=lambda number: number_at(grid.rows[number], "swept", load) or 0.0)
         name = ": ".join(filter(None, (grid.name if several else "", label)))
         knee = numbers.index(grid.knee) if grid.knee in numbers else None
-        told.append((name, [{**grid.rows[number], "load": grid.rows[number].get(load)} for number in numbers], knee))
+        rows = [grid.rows[number] for number in numbers]
+        told.append((name, [{**row, "load": swept_value(row, load)} for row in rows], knee))
     return told
 
 
@@ -121,7 +122,7 @@ def _draw_curve(
         place = line[place_number]
         if place is not None:
             left = panel.x.share(place[0]) > 0.85
-            panel.write(shown_value(rows[place_number].get("load")), *place, left=left)
+            panel.write(shown_value("load", rows[place_number]["load"]), *place, left=left)
 
 
 def _rows(grid: Grid) -> list[Mapping[str, Any]]:

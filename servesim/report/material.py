@@ -13,10 +13,12 @@ from typing import Any
 
 from servesim.errors import InputError
 from servesim.records import Run
+from servesim.report.numbers import bandwidth
 from servesim.slo import Slo
 from servesim.summary import Summary
 
 LOADS = ("concurrency", "rate")
+LINK = "link_bytes_per_s"  # the swept bandwidth between prefill and decode; None: both on the same engines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,7 @@ class Grid:
         """Return (label, row numbers) of each curve along `key`: the rows in which all other swept values are equal."""
         curves: dict[str, list[int]] = {}
         for number, row in enumerate(self.rows):
-            others = [f"{other} {shown_value(row.get(other))}" for other in self.swept if other != key]
+            others = [f"{shown_name(other)} {shown_swept(row, other)}" for other in self.swept if other != key]
             curves.setdefault(", ".join(others), []).append(number)
         return list(curves.items())
 
@@ -114,11 +116,35 @@ def number_at(tree: Any, *keys: str) -> float | None:
     return float(tree)
 
 
-def shown_value(value: Any) -> str:
+def swept_value(row: Mapping[str, Any], key: str) -> Any:
+    """Return the value of `key` at which a row was made, None where it does not say.
+
+    What stands under the same name beside `swept` may be a figure of the row:
+
+    >>> swept_value({"swept": {"output_tokens": "10"}, "output_tokens": {"mean": 9.5}}, "output_tokens")
+    '10'
+    """
+    swept = row.get("swept")
+    return swept.get(key) if isinstance(swept, Mapping) else None
+
+
+def shown_swept(row: Mapping[str, Any], key: str) -> str:
+    """Return the value of `key` at which a row was made, as a person would write it."""
+    return shown_value(key, swept_value(row, key))
+
+
+def shown_value(key: str, value: Any) -> str:
     """Return a swept value as a person would write it."""
+    if key == LINK:
+        return "colocated" if value is None else bandwidth(value)
     if value is None:
         return "-"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def shown_name(key: str) -> str:
+    """Return what was swept as a person would call it."""
+    return "link" if key == LINK else key.replace("_", " ")
 
 
 def distinct(names: Sequence[str]) -> list[str]:

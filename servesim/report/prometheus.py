@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from servesim.report.cdf import sample_of
-from servesim.report.material import Material, NamedRun, number_at
+from servesim.report.material import Material, NamedRun, number_at, swept_value
 from servesim.stats import Sample
 from servesim.wire.prometheus import Family, format_openmetrics, format_page, histogram, single
 
@@ -175,4 +175,4 @@ def _grid_families(material: Material) -> list[Family]:
 def _swept(keys: Sequence[str], row: Mapping[str, object]) -> dict[str, str]:
     """Return the swept values as labels, of the keys that are label names."""
     named = (key for key in keys if key.isascii() and key.isidentifier() and key not in ("grid", "row"))
-    return {key: str(row.get(key)) for key in named}
+    return {key: str(swept_value(row, key)) for key in named}

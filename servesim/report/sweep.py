@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from servesim.report.material import shown_name, shown_value
 from servesim.report.numbers import bandwidth, figure_at, percent
 from servesim.stats import Distribution
 from servesim.summary import Summary
@@ -98,10 +99,10 @@ def sweep_text(
     if any(summary.slo for summary in summaries):
         columns |= {"slo": SLO, "goodput": GOODPUT}
     swept = list(dict.fromkeys(key for point in points for key in point))
-    headers = [_name(key) for key in swept] + list(columns)
+    headers = [shown_name(key) for key in swept] + list(columns)
     tops, bottoms = zip(*(header.rpartition(" ")[::2] for header in headers), strict=True)
     rows = [
-        [_value(key, point.get(key)) for key in swept] + [cell(summary) for cell in columns.values()]
+        [shown_value(key, point.get(key)) for key in swept] + [cell(summary) for cell in columns.values()]
         for point, summary in zip(points, summaries, strict=True)
     ]
     table = [list(tops), list(bottoms), *rows]
@@ -147,20 +148,8 @@ def pays_text(size: str | None, share: float) -> str:
 
 
 def _point(point: Mapping[str, Any]) -> str:
-    return ", ".join(f"{_name(key)} {_value(key, value)}" for key, value in point.items())
+    return ", ".join(f"{shown_name(key)} {shown_value(key, value)}" for key, value in point.items())
 
 
 def _times(numerator: float | None, denominator: float | None) -> str:
     return f"{numerator / denominator:.2f}x" if numerator is not None and denominator else "-"
-
-
-def _name(key: str) -> str:
-    return "link" if key == "link_bytes_per_s" else key.replace("_", " ")
-
-
-def _value(key: str, value: Any) -> str:
-    if key == "link_bytes_per_s":
-        return "colocated" if value is None else bandwidth(value)
-    if value is None:
-        return "-"
-    return f"{value:g}" if isinstance(value, float) else str(value)

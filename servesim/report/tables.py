@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from servesim.report.material import Grid, NamedRun, number_at, shown_value
+from servesim.report.material import Grid, NamedRun, number_at, shown_name, shown_swept
 from servesim.report.numbers import figure_at, whole
 from servesim.report.text import percent
 from servesim.stats import Distribution
@@ -120,12 +120,12 @@ def grid_table(grid: Grid) -> Table:
     ]
     rows = [
         (
-            *(shown_value(row.get(key)) for key in grid.swept or ("run",)),
+            *(shown_swept(row, key) for key in grid.swept or ("run",)),
             *(format_number(number_at(row, *path), digits) for _, path, digits in figures),
         )
         for row in grid.rows
     ]
-    swept = [key.replace("_", " ") for key in grid.swept] or ["run"]
+    swept = [shown_name(key) for key in grid.swept] or ["run"]
     title = f"{grid.name}: {grid.command}" + (" (partial)" if grid.partial else "")
     if grid.knee is not None:
         title += "; the knee is marked"

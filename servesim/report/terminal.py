@@ -66,7 +66,7 @@ def plot_rows(
 ) -> str:
     """Return two blocks of bars, one bar a row: output tokens/s and mean E2E; the knee is marked."""
     keys = list(dict.fromkeys(key for point in points for key in point))
-    labels = [" ".join(shown_value(point.get(key)) for key in keys) for point in points]
+    labels = [" ".join(shown_value(key, point.get(key)) for key in keys) for point in points]
     width = max(map(len, [*labels, " ".join(keys)]), default=0)
     lines: list[str] = []
     for title, values, show in (

@@ -15,7 +15,7 @@ from typing import Any
 
 from servesim.latency import LATENCIES, Completed
 from servesim.records import Outcome, Run
-from servesim.report.material import Grid, Material, NamedRun, number_at
+from servesim.report.material import Grid, Material, NamedRun, number_at, swept_value
 
 METRICS = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e"}
 """vLLM's name of a latency -> servesim's."""
@@ -41,7 +41,7 @@ def _line(result: Result) -> str:
 
 
 def _config(grid: Grid, row: Mapping[str, Any]) -> dict[str, Any]:
-    return {**grid.config, **{key: row.get(key) for key in grid.swept}}
+    return {**grid.config, **{key: swept_value(row, key) for key in grid.swept}}
 
 
 def _figures(config: Mapping[str, Any], summary: Mapping[str, Any]) -> Result:
