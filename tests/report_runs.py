@@ -40,6 +40,12 @@ def burst(prefix_caching: bool = False) -> Run:
     return run
 
 
+@cache
+def divided() -> Run:
+    """Return a run of prefill and decode engines with a link between them that is too slow."""
+    return simulate(disagg="2:1", link_bytes_per_s=2e9, requests=24, rate=20, prompt_tokens="1000", output_tokens="30")
+
+
 def streams(seed: int = 1, size: int = 40) -> Run:
     """Return a measured run of `size` streams with gauges, failures and a server's window."""
     rng = random.Random(seed)

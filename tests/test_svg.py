@@ -7,21 +7,25 @@ import random
 import re
 import unittest
 from collections.abc import Iterator
+from itertools import pairwise
 from xml.etree import ElementTree
 
+from servesim import simulate
+from servesim.report import explain
 from servesim.report.axes import axis_of_counts, axis_of_seconds, axis_of_time, linear, logarithmic, nice_step
 from servesim.report.cdf import curve, sample_of
 from servesim.report.figure import Figure, Panel, picture
 from servesim.report.figures import FIGURES, draw
 from servesim.report.gaps import gaps_of
-from servesim.report.lanes import chosen_lanes, spans_of
+from servesim.report.lanes import PHASES, chosen_lanes, request_lanes, spans_of
 from servesim.report.material import Material
 from servesim.report.roofline_picture import device_of, roofline
 from servesim.report.series import counted, kv_use, output_rate, run_end_s, running, step_tokens, token_weights, waiting
 from servesim.report.svg import HEIGHT, WIDTH, escape, line_path, steps_path
 from servesim.report.thin import cloud_points, evenly, line_points, means
+from servesim.report.timeline import timeline
 from tests.extent import same_on_every_interpreter
-from tests.report_runs import GOLDEN, HOSTILE, burst, golden_pictures, materials, named, streams
+from tests.report_runs import GOLDEN, HOSTILE, burst, divided, golden_pictures, materials, named, streams
 from tests.runs import measured, random_simulated
 
 COMMAND = re.compile(r"([MLHVhZ])([^MLHVhZ]*)")
@@ -268,6 +272,39 @@ class Pictures(unittest.TestCase):
             self.assertEqual(spans[-1][2], run.times[run.records.last[index]])
             for (_, _, end), (_, start, _) in zip(spans, spans[1:], strict=False):
                 self.assertEqual(end, start)
+
+    def test_a_lane_of_a_divided_fleet_has_no_gap(self) -> None:
+        run = divided()
+        figure = request_lanes(Material("t", [named(run)]))
+        assert figure is not None
+        self.assertEqual(PHASES.keys(), set(explain.PHASES))
+        told = [key.label for key in figure.keys]
+        self.assertEqual(told, ["queued", "prefill", "waiting for the link", "transfer of the KV", "decode"])
+
+    def test_a_first_token_that_crossed_a_link_is_no_preemption(self) -> None:
+        run = divided()
+        self.assertEqual((gaps_of(run).preempted, run.records.preempted), ([], {}))
+
+    def test_labels_of_lanes_do_not_meet(self) -> None:
+        for count in range(1, 65):
+            figure = request_lanes(Material("t", [named(streams(3, count)), named(streams(4, count))]))
+            assert figure is not None
+            for panel in figure.panels:
+                shares = [tick.share for tick in panel.y.ticks]
+                nearest = min((a - b for a, b in pairwise(shares)), default=1.0)
+                self.assertGreaterEqual(nearest * panel.height_px, 11.5, count)
+
+    def test_the_label_of_an_upright_fits_a_phone(self) -> None:
+        for share in (0.05, 0.3, 0.54, 0.56, 0.7, 0.95):
+            panel = Panel(linear("x", 0.0, 1.0), linear("y", 0.0, 1.0))
+            panel.upright(share, "ridge 1,403 FLOP/byte")
+            room = 300 * (share if 'text-anchor="end"' in panel.notes[1] else 1 - share)
+            self.assertGreater(room, 9 + 6 * len("ridge 1,403 FLOP/byte") - 1, share)
+
+    def test_a_bin_has_the_unit_that_a_person_would_choose(self) -> None:
+        short = timeline(Material("t", [named(simulate(requests=1, output_tokens="1"))]))
+        assert short is not None
+        self.assertIn("preemptions per 0.201 ms", [panel.y.title for panel in short.panels])
 
     def test_lanes_are_few_and_keep_the_worst(self) -> None:
         run = streams(4, 500)

@@ -17,6 +17,7 @@ from servesim.report.svg import HEIGHT, WIDTH, Point, element, escape, percent, 
 LEFT, RIGHT, TOP, BOTTOM, BOTTOM_TITLED = 58, 18, 26, 20, 42  # pixels around a plot: labels of its axes
 PICTURE_WIDTH = 960
 CAPTION_COLUMNS = 140
+LEFT_FROM = 0.55  # of a plot: where the label of an upright stands left of it, so that a phone has room for it
 SWATCHES = ("line", "area", "dot", "square", "stem", "bar")
 
 
@@ -64,7 +65,7 @@ class Panel:
         `row` counts lines of labels from there, so that labels of near lines do not meet.
         """
         if self.x.low <= value <= self.x.high:
-            x, left = percent(self.x.share(value)), self.x.share(value) > 0.7
+            x, left = percent(self.x.share(value)), self.x.share(value) > LEFT_FROM
             self.notes.append(element("line", x1=x, x2=x, y1="0", y2="100%", class_=classes))
             y, down = ("100%", -0.6 - 1.25 * row) if low else ("0", 1.1 + 1.25 * row)
             self._note(label, x, y, down, left=left)

@@ -17,16 +17,21 @@ from servesim.report.timeline import STYLES, common_end_s
 LANES = 64  # of one run; of several, together
 REMARKABLE = 8  # lanes that are kept for each way of standing out
 LANE_PX = 10
+LABEL_PX = 12
 ID_LENGTH = 7
 SHORT = 6  # a run this many times as long as its longest request: lanes begin at their own send
 PHASES = {
     "queue": "queued",
     "queue and prefill": "queued and prefill (not told apart from outside)",
     "prefill": "prefill",
+    "link wait": "waiting for the link",
+    "transfer": "transfer of the KV",
+    "decode queue": "queued",
     "decode": "decode",
     "preempted": "preempted",
     "recompute": "recompute after a preemption",
 }
+LOOKS = {"queue and prefill": "queue", "decode queue": "queue", "link wait": "link"}
 
 
 def request_lanes(material: Material) -> Figure | None:
@@ -46,7 +51,7 @@ def request_lanes(material: Material) -> Figure | None:
         seen |= phases
         told.append(len(chosen))
     panels[-1].titled = True
-    keys = [Key(_classes(phase), "bar", name) for phase, name in PHASES.items() if phase in seen]
+    keys = list(dict.fromkeys(Key(_classes(phase), "bar", name) for phase, name in PHASES.items() if phase in seen))
     if "lost" in seen:
         keys.append(Key("square failed", "square", "failed or rejected"))
     return Figure(name="requests", title="Requests", caption=_caption(runs, told, own_clock), panels=panels, keys=keys)
@@ -90,7 +95,8 @@ def _length_s(run: Run, index: int) -> float:
 
 def _panel(x: Axis, named: NamedRun, chosen: list[int], *, several: bool, own_clock: bool) -> tuple[Panel, set[str]]:
     run, count = named.run, len(chosen)
-    every = max(1, -(-count // 32))  # a label needs more room than a lane
+    height_px = max(40, LANE_PX * count)
+    every = -(-LABEL_PX * count // height_px)  # a label needs more room than a lane
     labels = tuple(
         Tick(share=1 - (place + 0.5) / count, label=_short(run.requests.id(index)))
         for place, index in enumerate(chosen)
@@ -98,7 +104,7 @@ def _panel(x: Axis, named: NamedRun, chosen: list[int], *, several: bool, own_cl
     )
     title = f"request: {named.name}" if several else "request"
     y = Axis(title=title, low=0.0, high=1.0, ticks=labels)
-    panel = Panel(x, y, max(40, LANE_PX * count), titled=False, rows=True)
+    panel = Panel(x, y, height_px, titled=False, rows=True)
     bars: dict[str, list[tuple[int, int, int]]] = {}
     lost = []
     for place, index in enumerate(chosen):
@@ -116,7 +122,7 @@ def _panel(x: Axis, named: NamedRun, chosen: list[int], *, several: bool, own_cl
 
 
 def _classes(phase: str) -> str:
-    return "bar queue" if phase == "queue and prefill" else f"bar {phase}"
+    return f"bar {LOOKS.get(phase, phase)}"
 
 
 def _short(name: str) -> str:
@@ -127,6 +133,8 @@ def _caption(runs: list[NamedRun], told: list[int], own_clock: bool) -> str:
     clock = " Each lane begins when its request was sent." if own_clock else ""
     whole = sum(sum(at == at for at in named.run.records.sent_s) for named in runs)
     if sum(told) == whole:
+        if whole == 1:
+            return f"The only request.{clock}"
         return f"All {whole:,} requests, in the order in which they were sent.{clock}"
     return (
         f"{sum(told):,} of {whole:,} requests, in the order in which they were sent: an even sample, with the slowest, "

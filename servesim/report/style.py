@@ -20,6 +20,7 @@ stroke-width:3px;stroke-linejoin:round}.title{font-weight:600}
 .ground{fill:var(--ground)}.frame{fill:none;stroke:var(--frame)}.grid{stroke:var(--grid)}
 .limit{stroke:var(--limit);stroke-width:1.5;stroke-dasharray:10 4}
 .guide{stroke:var(--soft);stroke-width:1;stroke-dasharray:2 3}
+.marks{overflow:visible}
 path{fill:none;vector-effect:non-scaling-stroke;stroke-linejoin:round}
 .s0{--c:var(--s0)}.s1{--c:var(--s1)}.s2{--c:var(--s2)}.s3{--c:var(--s3)}
 .line{stroke:var(--c);stroke-width:1.7}
@@ -38,6 +39,8 @@ path{fill:none;vector-effect:non-scaling-stroke;stroke-linejoin:round}
 .prefill{--c:var(--s1)}.preempted{--c:var(--limit)}.failed{--c:var(--limit)}
 .bar.queue{stroke:var(--light);stroke-width:2}
 .bar.prefill{stroke:var(--s1);stroke-width:8}
+.bar.link{stroke:var(--light);stroke-width:3;stroke-dasharray:1 3}
+.bar.transfer{stroke:var(--s2);stroke-width:5;stroke-dasharray:6 2}
 .bar.decode{stroke:var(--mid);stroke-width:5}
 .bar.preempted{stroke:var(--limit);stroke-width:3;stroke-dasharray:2 2}
 .bar.recompute{stroke:var(--s3);stroke-width:8;stroke-dasharray:3 1}

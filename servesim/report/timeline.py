@@ -108,7 +108,8 @@ def _top(known: list[tuple[int, Series]]) -> float:
 
 def _stretch(end_s: float) -> str:
     """Return the width of a bin as text: `0.81 s`."""
-    return f"{end_s / BINS:.3g} s"
+    width_s = end_s / BINS
+    return f"{width_s:.3g} s" if width_s >= 0.1 else f"{width_s * 1000:.3g} ms"
 
 
 def _caption(runs: Sequence[NamedRun], end_s: float, *, banded: bool) -> str:
