@@ -5,7 +5,6 @@ It is served by the loop of `serve`, with its bounds on connections, bodies and 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -16,7 +15,7 @@ from servesim.live.figures import CHARTS, WINDOW_S, Figures
 from servesim.live.page import page_routes
 from servesim.serve.app import Handler, Response
 from servesim.serve.connection import Connection
-from servesim.serve.http import HttpError, HttpRequest
+from servesim.serve.http import HttpRequest
 from servesim.serve.loop import Loop, listen
 
 MAX_CONNECTIONS = 64
@@ -63,11 +62,6 @@ class Site:
             connection.answer(response.status, fields, response.body)
             assert self.loop is not None
             self.loop.over(connection)
-
-    def refuse(self, connection: Connection, error: HttpError) -> None:
-        connection.keep_alive = False
-        connection.answer(error.status, [("content-type", "text/plain; charset=utf-8")], f"{error}\n".encode())
-        connection.linger(time.monotonic())
 
     def tidy(self) -> None:
         """There is nothing to tidy."""

@@ -29,7 +29,7 @@ from servesim.serve.errors import (
 )
 from servesim.serve.faults import Faults
 from servesim.serve.generation import NOBODY, Generation
-from servesim.serve.http import HttpError, HttpRequest
+from servesim.serve.http import HttpRequest
 from servesim.serve.metrics import DialectMetrics, Metrics
 from servesim.serve.prefixes import Prefixes
 from servesim.serve.shapes import Choice, Context
@@ -168,12 +168,6 @@ class ServeApp:
     def _refusal(self, error: ApiError) -> Response:
         error = self.dialect.reword(error)
         return Response(error.status, json.dumps(error.body, separators=(",", ":")).encode(), fields=error.fields)
-
-    def refuse(self, connection: Connection, error: HttpError) -> None:
-        """Answer what is not a request of HTTP; the connection ends with it."""
-        connection.keep_alive = False
-        connection.answer(error.status, [("content-type", "text/plain; charset=utf-8")], f"{error}\n".encode())
-        connection.linger(time.monotonic())
 
     def _handler(self, request: HttpRequest) -> Handler:
         if self.draining:

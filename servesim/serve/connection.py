@@ -14,7 +14,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 
 from servesim.serve.arrival import ANCILLARY_BYTES, came_at
-from servesim.serve.http import CONTINUE, Fields, HttpRequest, RequestReader, answer_head
+from servesim.serve.http import CONTINUE, Fields, HttpError, HttpRequest, RequestReader, answer_head
 from servesim.wire.http_body import LAST_CHUNK, encode_chunk
 
 READ_BYTES = 1 << 16
@@ -157,6 +157,12 @@ class Connection:
         if self.request is not None and self.request.method == "HEAD":
             body = b""
         self._send(head + body)
+
+    def refuse(self, error: HttpError, now: float) -> None:
+        """Answer what is not a request of HTTP; the connection ends with it."""
+        self.keep_alive = False
+        self.answer(error.status, [("content-type", "text/plain; charset=utf-8")], f"{error}\n".encode())
+        self.linger(now)
 
     def begin(self, status: int, fields: Fields) -> None:
         """Send the head of an answer that will be streamed; a client of HTTP/1.0 is told its end by the close."""

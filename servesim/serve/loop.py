@@ -59,9 +59,6 @@ class App(Protocol):
     def handle(self, connection: Connection, request: HttpRequest) -> None:
         """Answer a request, now or later."""
 
-    def refuse(self, connection: Connection, error: HttpError) -> None:
-        """Answer what is not a request; the connection ends with it."""
-
     def tidy(self) -> None:
         """Do what is to be done now and then."""
 
@@ -228,7 +225,7 @@ class Loop:
                 request.arrived_s = came_s
                 self._app.handle(connection, request)
         except HttpError as error:
-            self._app.refuse(connection, error)
+            connection.refuse(error, time.monotonic())
         self.watch(connection)
 
     def over(self, connection: Connection) -> None:
@@ -317,7 +314,7 @@ class Loop:
         self._next_sweep_s = now + SWEEP_S
         for connection in [each for each in self._connections if each.deadline_s <= now]:
             if connection.state is State.READING and connection.reader.begun and not connection.wants_write:
-                self._app.refuse(connection, HttpError(408, "the request did not come to an end"))
+                connection.refuse(HttpError(408, "the request did not come to an end"), now)
                 self.watch(connection)
             else:
                 self.close(connection)
