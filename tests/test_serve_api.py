@@ -258,6 +258,11 @@ class AsLlamaCpp(VllmCase):
                 self.assertEqual(len(got), times + 3 + ("raw" in name))
                 self.assertEqual([shape(e) for e in (*got[:2], *got[-2:])], [shape(e) for e in (*want[:2], *want[-2:])])
 
+    def test_its_answers_name_the_build_that_its_properties_name(self) -> None:
+        build = json.loads(self.server.ask("GET", "/props")[2])["build_info"]
+        told = json.loads(self.server.ask("POST", CHAT, {"messages": HELLO, "max_tokens": 1})[2])
+        self.assertEqual(told["system_fingerprint"], build)
+
     def test_its_own_route_streams_without_a_last_word(self) -> None:
         body = {"prompt": "Hi there", "n_predict": 4, "stream": True}
         got = events(self.server.ask("POST", "/completion", body)[2])

@@ -17,15 +17,13 @@ from servesim.serve.engine_clock import EngineClock
 from servesim.serve.errors import ApiError, Json, bad_request, llamacpp_error
 from servesim.serve.generation import Generation
 from servesim.serve.http import HttpRequest
-from servesim.serve.llamacpp_shapes import LlamaCppChat, LlamaCppCompletion, LlamaCppNative
+from servesim.serve.llamacpp_shapes import BUILD, LlamaCppChat, LlamaCppCompletion, LlamaCppNative
 from servesim.serve.steps import EndedStep, StepTokens
 from servesim.serve.vllm_api import whole
 from servesim.wire.prometheus import CONTENT_TYPE, Family, format_page, single
 
 if TYPE_CHECKING:
     from servesim.serve.app import ServeApp
-
-BUILD = "b0-servesim"
 
 
 class LlamaCppMetrics:

@@ -10,6 +10,8 @@ from typing import ClassVar
 from servesim.serve.shapes import Choice, Context, Json, Writes, encode
 from servesim.wire.sse import DONE
 
+BUILD = "b0-servesim"
+
 
 class LlamaCppShape:
     """What llama.cpp's routes have in common."""
@@ -46,7 +48,7 @@ class LlamaCppShape:
     def _identity(self, kind: str) -> Json:
         context = self.context
         identity = {"created": context.created, "id": context.id, "model": context.model}
-        return identity | {"system_fingerprint": context.fingerprint, "object": kind}
+        return identity | {"system_fingerprint": BUILD, "object": kind}
 
     def _end(self, chunk: Json, usage: Json) -> Writes:
         """Return the last writes: the finish, and the usage if it was asked for; the timings are in the last."""
