@@ -19,8 +19,9 @@ From Python there is what the command line has, by the options' names. What fits
 ...     print(str(error).partition(":")[0])
 llama-3.1-70b does not fit l4-24gb
 
-A run, what it came to, and whether it met its objectives. `simulate` takes every option of `servesim simulate`, with
-underscores; the same arguments give the same run:
+A run, what it came to, and whether it met its objectives. `simulate` takes what stands in the `config` of `servesim
+simulate --json`: the options with underscores, a unit at their end (`client_timeout_s`); the same arguments give the
+same run:
 
 >>> from servesim import parse_slos, simulate, summarize
 >>> load = dict(hardware="l4-24gb", requests=200, rate=1.0, prompt_tokens="512", output_tokens="64")

@@ -39,7 +39,16 @@ OTHERS: dict[str, frozenset[str]] = {
     ),
     "docker": frozenset({"--rm", "--name", "--publish", "--volume", "--format"}),
     "curl": frozenset(
-        {"--silent", "--fail", "--location", "--output", "--retry", "--retry-delay", "--retry-connrefused"}
+        {
+            "--silent",
+            "--show-error",
+            "--fail",
+            "--location",
+            "--output",
+            "--retry",
+            "--retry-delay",
+            "--retry-connrefused",
+        }
     ),
     "cmake": frozenset({"--build", "--config", "--target", "--parallel"}),
     "git": frozenset({"--depth", "--branch"}),

@@ -47,6 +47,15 @@ class Diagnoses(unittest.TestCase):
         self.assertIn("not read from the flags: --port", said.err)
         self.assertLessEqual(max(map(len, said.out.splitlines())), 100)
 
+    def test_what_a_server_answers_that_is_away_or_has_no_metrics_is_told_as_that(self) -> None:
+        for text, told in (
+            ("", "is empty; a metric page comes from a server that runs"),
+            ('{"error":{"code":501,"type":"not_supported_error"}}', "llama.cpp with --metrics, sglang with"),
+        ):
+            said = servesim("diagnose", self.file("page.txt", text))
+            self.assertEqual((said.code, said.out), (2, ""))
+            self.assertIn(told, said.err)
+
     def test_the_incident_from_its_report_and_from_its_saved_run(self) -> None:
         report, saved = str(self.folder / "report.json"), str(self.folder / "run.jsonl")
         servesim("simulate", *BURST, "--json", "-o", report, "--save", saved)

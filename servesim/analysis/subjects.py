@@ -15,6 +15,7 @@ from typing import Any
 from servesim.analysis.diagnose import Subject
 from servesim.analysis.evidence import Evidence, is_server_page, of_pages, of_summary, with_flags, with_server
 from servesim.analysis.server_flags import ServerFlags, preset_of
+from servesim.catalog.servers import when_told
 from servesim.client.window import setup_facts
 from servesim.console import reason
 from servesim.engine.server import Server, build_server
@@ -86,6 +87,8 @@ def _content(path: str) -> str:
 
 
 def _page(path: str, content: str) -> Page:
+    if not content.strip():
+        raise InputError(f"{path}: is empty; a metric page comes from a server that runs, at its own address")
     page = parse_page(content)
     if not is_server_page(page):
         raise InputError(f"{path}: is no metric page of vLLM, llama.cpp or SGLang, and no report of servesim")
@@ -112,6 +115,8 @@ def _of_document(path: str, content: str, known: Known, notes: list[str]) -> Ite
         loaded = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: is not JSON: {str(error)[:80].lower()}") from error
+    if "schema" not in loaded:
+        raise InputError(f"{path}: is JSON but no report of simulate, loadgen or sweep; {when_told()}")
     schema, config = str(loaded.get("schema")), loaded.get("config")
     if schema not in ("servesim.summary/1", "servesim.sweep/1") or not isinstance(config, dict):
         raise InputError(f"{path}: schema is {schema}, must be a report of simulate, loadgen or sweep")

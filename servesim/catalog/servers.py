@@ -214,3 +214,9 @@ def error_kind(status: int, error_type: str, message: str) -> str:
             ):
                 return shape.kind
     return f"http_{status}"
+
+
+def when_told() -> str:
+    """Return which servers have a metric page only if they are started with a flag."""
+    flags = (f"{each.name} with {each.enable_metrics}" for each in SERVERS.values() if each.enable_metrics)
+    return f"some servers offer a metric page when told to: {', '.join(flags)}"

@@ -32,8 +32,8 @@ def simulate(
 ) -> Run:
     """Simulate one run and return it.
 
-    `options` are the fields of `ServerSpec`, `FleetSpec` and `WorkloadSpec`, the command line's options with
-    underscores:
+    `options` are the fields of `ServerSpec`, `FleetSpec` and `WorkloadSpec`, as they stand in the `config` of a
+    document: the command line's options with underscores, a unit at their end (`client_timeout_s`, `link_bytes_per_s`):
 
     >>> run = simulate(hardware="l4-24gb", requests=4, prompt_tokens="100", output_tokens="10", concurrency=2)
     >>> list(run.records.output_tokens)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 
-from servesim.catalog.servers import SERVERS, ServerDialect, dialect_of
+from servesim.catalog.servers import SERVERS, ServerDialect, dialect_of, when_told
 from servesim.client.fetch import Fetcher, FetchError
 from servesim.client.scraper import METRICS, RawPage
 from servesim.client.setup import read_setup
@@ -53,10 +53,7 @@ class PageWatcher:
         if answer.status in (401, 403):
             raise RunError(f"{url} wants an API key (HTTP {answer.status}); see --api-key-env")
         if not answer.ok:
-            flags = [f"{each.name} with {each.enable_metrics}" for each in SERVERS.values() if each.enable_metrics]
-            raise RunError(
-                f"{url} answers HTTP {answer.status}; some servers offer it when told to: {', '.join(flags)}"
-            )
+            raise RunError(f"{url} answers HTTP {answer.status}; {when_told()}")
         page = self._parsed(answer.body)
         self.dialect = dialect_of(page.samples)
         if self.dialect is None:
