@@ -52,6 +52,14 @@ class Verbs(unittest.TestCase):
                 self.assertEqual((said.code, said.err), (0, ""))
                 self.assertTrue(said.out.startswith("examples:\n  servesim "), said.out[:40])
 
+    def test_help_says_how_values_are_written_and_breaks_no_word(self) -> None:
+        for verb in ("simulate", "serve", "trace", "watch"):
+            said = servesim(verb, "--help").out
+            with self.subTest(verb):
+                self.assertIn("\nvalues:\n", said)
+                self.assertEqual("  TIME  with its unit: 250ms" in said, " TIME" in said.partition("values:")[0])
+                self.assertNotRegex(said, r"/[a-z]+\n +[a-z]+=")
+
     def test_every_example_of_every_help_parses(self) -> None:
         for verb in VERBS:
             module = import_module(f"servesim.cli.{verb}")

@@ -68,7 +68,8 @@ WORKLOAD = Group(
         Option(
             "--classes",
             "classes",
-            "who asks what: NAME=WEIGHT[/priority=P][/prompt=LENGTH][/output=LENGTH][/adapter=NAME],...",
+            "who asks what, a comma list: NAME=WEIGHT and, if they differ, /priority=P /prompt=LENGTH /output=LENGTH "
+            "/adapter=NAME behind it",
             text,
             "CLASSES",
         ),

@@ -20,6 +20,14 @@ from servesim.units import parse_list, suggest
 
 WIDTH = 100  # of the text above the options
 
+KINDS = {
+    "N": "a whole number: 256, 10k, 1.5M",
+    "TIME": "with its unit: 250ms, 30s, 5m, 1h, 1d; only 0 needs none",
+    "SIZE": "bytes with their unit: 64GB (10^9), 16GiB (2^30)",
+    "RATE": "a bandwidth: 25GB/s of bytes, 400Gb/s of bits",
+}
+"""How values of a kind are written; they stand below the options of every help that names them."""
+
 Check = Callable[[Any, str], Any]
 """Takes a flag's text or a JSON value and the name it was given under; returns the value or raises `InputError`."""
 
@@ -125,7 +133,9 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         examples = "".join(f"  {example}\n" for example in self.examples)
-        return f"examples:\n{examples}\n{super().format_help()}"
+        named = {name for option in self.options.values() if option.check for name in option.metavar.split("|")}
+        kinds = "".join(f"  {name:<6}{about}\n" for name, about in KINDS.items() if name in named)
+        return f"examples:\n{examples}\n{super().format_help()}" + (f"\nvalues:\n{kinds}" if kinds else "")
 
     def error(self, message: str) -> NoReturn:
         _, unknown, rest = message.partition("unrecognized arguments: ")
