@@ -322,6 +322,17 @@ class WatchersTest(unittest.TestCase):
         last: Progress = seen[-1]
         self.assertEqual((last.done, last.total, last.in_flight, last.token_events), (9, 9, 0, 27))
 
+    def test_tokens_are_counted_as_they_come_and_not_when_their_answer_ends(self) -> None:
+        seen: list[Progress] = []
+        with TruthServer(always(*token_stream(12, ttft_s=0.05, gap_s=0.1))) as server:
+            run_against(
+                server, ClosedLoop(plain_requests(2), 2), concurrency=2, watchers=Watchers(progress=seen.append)
+            )
+        under_way = [told.token_events for told in seen if not told.done]
+        self.assertGreater(len(under_way), 2)
+        self.assertEqual(under_way, sorted(set(under_way)))
+        self.assertEqual((seen[-1].done, seen[-1].token_events), (2, 24))
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -126,7 +126,7 @@ class TheMeter(unittest.TestCase):
         meter.tokens(100)
         meter.completed(2.0, 0.02)
         meter.completed(2.0, None)
-        figures = meter.figures(2.0, running=3, preempted=4)
+        figures = meter.figures(2.0, running=3, preempted_per_s=2.0)
         self.assertEqual(figures.ttft_p95_s, 1.9)
         self.assertAlmostEqual(figures.ttft_mean_s or math.nan, 1.05)
         self.assertEqual((figures.tpot_mean_s, figures.tpot_p95_s), (0.02, 0.02))
@@ -140,6 +140,13 @@ class TheMeter(unittest.TestCase):
         for second in range(1, 11):
             trail.add(float(second), 10.0 * second)
         self.assertEqual(trail.growth, 50.0)
+
+    def test_a_rate_is_true_whenever_its_samples_come(self) -> None:
+        for every_s in (0.25, 0.49, 0.501, 0.77, 3.0, 7.0):
+            trail = Trail(0.0, window_s=5.0)
+            for number in range(1, 40):
+                trail.add(number * every_s, 100.0 * number * every_s)
+                self.assertAlmostEqual(trail.rate, 100.0, msg=f"{every_s} {number}")
 
 
 class WhoMaySteer(unittest.TestCase):

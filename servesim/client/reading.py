@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import chain
 
 from servesim.client.answer import Answer
 from servesim.client.connection import Exchange
@@ -34,7 +35,7 @@ class Reader:
         self._keep_text = keep_text
         self._answers: dict[Exchange, Answer] = {}
         self._ended: deque[Exchange] = deque()
-        self.token_events = 0  # read so far
+        self._token_events = 0  # of what is filed
         self.errors = 0  # requests that failed, filed so far
 
     def take(self, exchange: Exchange) -> None:
@@ -61,6 +62,11 @@ class Reader:
                     return False
         return False
 
+    def token_events(self, in_flight: Iterable[Exchange]) -> int:
+        """Return how many tokens came so far; of answers that are not over, what is not read yet is taken for some."""
+        begun = sum(len(answer.stamps) for answer in self._answers.values())
+        return self._token_events + begun + sum(len(each.events) for each in chain(self._ended, in_flight))
+
     def outcome(self, exchange: Exchange) -> tuple[Outcome, str | None, str]:
         """Read the rest of an exchange that is over, now; return its outcome, the kind of failure and the message."""
         return judge(exchange, self.answer(exchange))
@@ -77,7 +83,7 @@ class Reader:
         answer = self._answer(exchange)
         self.outcome(exchange)
         del self._answers[exchange]
-        self.token_events += len(answer.stamps)
+        self._token_events += len(answer.stamps)
         file_record(self._run, exchange, answer, self._start_s)
         self.errors += self._run.records.outcome[exchange.index] == Outcome.FAILED
         self._filed(exchange.index)

@@ -275,7 +275,7 @@ class _Drive:
                     total=len(self._run.records),
                     in_flight=self._loop.in_flight,
                     errors=self._reader.errors,
-                    token_events=self._reader.token_events,
+                    token_events=self._reader.token_events(self._loop.exchanges()),
                     elapsed_s=now - self._start_s,
                 )
             )

@@ -64,7 +64,7 @@ class EngineFigures:
             waiting=clock.waiting,
             kv_usage=1.0 - clock.last.free_blocks / clock.config.num_blocks,
             prefix_hit_rate=self._hits.growth / queries if queries else None,
-            preempted=self._preempted.growth,
+            preempted_per_s=self._preempted.rate,
         )
 
 

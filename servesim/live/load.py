@@ -37,17 +37,20 @@ class ClientFigures:
 
     meter: Meter = field(default_factory=lambda: Meter(monotonic()))
     in_flight: float | None = None
+    _elapsed_s: float = 0.0
     _tokens: int = 0
     _errors: int = 0
 
     def hear(self, line: bytes) -> None:
-        """Take in one line: `[tokens, in flight, errors]` so far, or `{ttft, tpot}` of a request that is over."""
+        """Take in one line: `[seconds, tokens, in flight, errors]` of a run so far, or `{ttft, tpot}` of a request."""
         told: Any = json.loads(line)
         if isinstance(told, list):
-            tokens, in_flight, errors = told
-            self.meter.tokens(tokens - self._tokens if tokens >= self._tokens else tokens)  # a new run begins at 0
-            self.meter.failed(errors - self._errors if errors >= self._errors else errors)
-            self._tokens, self.in_flight, self._errors = tokens, in_flight, errors
+            elapsed_s, tokens, self.in_flight, errors = told
+            if elapsed_s < self._elapsed_s:  # a new run
+                self._tokens = self._errors = 0
+            self.meter.tokens(max(0, tokens - self._tokens))  # what was counted before it was read may be less
+            self.meter.failed(errors - self._errors)
+            self._elapsed_s, self._tokens, self._errors = elapsed_s, max(tokens, self._tokens), errors
             return
         now = monotonic()
         if told["ttft"] is not None:
@@ -89,7 +92,7 @@ class LoadPage:
 
     def progress(self, state: Progress) -> None:
         """Tell how far the run is."""
-        self._write([state.token_events, state.in_flight, state.errors])
+        self._write([state.elapsed_s, state.token_events, state.in_flight, state.errors])
 
     def filed(self, run: Run, index: int) -> None:
         """Tell of a request that is over."""

@@ -26,13 +26,18 @@ class Trail:
     def add(self, at_s: float, total: float) -> None:
         """Take in how much it is now."""
         self._points.append((at_s, total))
-        while self._points[0][0] < at_s - self._window_s:
+        while self._points[1][0] <= at_s - self._window_s:
             self._points.popleft()
 
     @property
     def growth(self) -> float:
-        """How much the total grew within the window."""
+        """How much the total grew within the window, which begins with the last value that is as old."""
         return self._points[-1][1] - self._points[0][1]
+
+    @property
+    def rate(self) -> float:
+        """How fast it grew, per second."""
+        return self.growth / max(1e-3, self._points[-1][0] - self._points[0][0])
 
 
 class _Latencies:
@@ -60,8 +65,6 @@ class Meter:
     """One source's events."""
 
     def __init__(self, now: float, window_s: float = WINDOW_S) -> None:
-        self._began_s = now
-        self._window_s = window_s
         self._ttft = _Latencies(window_s)
         self._tpot = _Latencies(window_s)
         self._totals = {"tokens": 0.0, "completed": 0.0, "failed": 0.0}
@@ -93,13 +96,12 @@ class Meter:
         waiting: float | None = None,
         kv_usage: float | None = None,
         prefix_hit_rate: float | None = None,
-        preempted: float | None = None,
+        preempted_per_s: float | None = None,
     ) -> Figures:
-        """Return what there is to show; `preempted` is how many were within the window."""
-        window_s = max(1e-3, min(self._window_s, now - self._began_s))
+        """Return what there is to show, beside what the source knows from elsewhere."""
         for name, trail in self._trails.items():
             trail.add(now, self._totals[name])
-        rates = {name: trail.growth / window_s for name, trail in self._trails.items()}
+        rates = {name: trail.rate for name, trail in self._trails.items()}
         ttft, tpot = self._ttft.mean_and_p95(now), self._tpot.mean_and_p95(now)
         return Figures(
             output_tokens_per_s=rates["tokens"],
@@ -112,6 +114,6 @@ class Meter:
             kv_usage=kv_usage,
             prefix_hit_rate=prefix_hit_rate,
             completed_per_s=rates["completed"],
-            preempted_per_s=None if preempted is None else preempted / window_s,
+            preempted_per_s=preempted_per_s,
             failed_per_s=rates["failed"],
         )
