@@ -45,9 +45,9 @@ class Histograms(unittest.TestCase):
             self.assertEqual(sum(counts), len(values))
             self.assertLessEqual(len(lines), 30)
 
-    def test_equal_values_are_a_histogram_too(self) -> None:
-        self.assertTrue(histogram_lines(Values([0.25] * 9)))
-        self.assertTrue(histogram_lines(Values([0.0])))
+    def test_equal_values_are_one_bar(self) -> None:
+        self.assertEqual(len(histogram_lines(Values([0.25] * 9))), 1)
+        self.assertEqual(len(histogram_lines(Values([0.0]))), 1)
 
 
 class Plots(unittest.TestCase):
@@ -78,6 +78,12 @@ class Plots(unittest.TestCase):
         text = plot_rows([{"rate": 0.5}, {"rate": 1.0}, {"rate": 20.0}], summaries, 1)
         self.assertEqual(text.count("knee"), 2)
         self.assertEqual(len(text.splitlines()), 9)
+
+    def test_rows_of_a_grid_are_named_as_in_its_table(self) -> None:
+        summaries = [summarize(random_simulated(seed, outcomes=False)) for seed in range(2)]
+        text = plot_rows([{"link_bytes_per_s": None, "rate": 1.0}, {"link_bytes_per_s": 5e9, "rate": 2.0}], summaries)
+        self.assertEqual(text.splitlines()[0].split("  output")[0].strip(), "link, rate")
+        self.assertIn("5 GB/s, 2  ", text)
 
     def test_a_run_of_nothing_is_no_picture(self) -> None:
         self.assertEqual(plot_run(measured()), "")

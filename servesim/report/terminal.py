@@ -13,7 +13,7 @@ from typing import Any
 from servesim.records import Run
 from servesim.report.axes import linear
 from servesim.report.cdf import sample_of
-from servesim.report.material import shown_value
+from servesim.report.material import shown_name, shown_value
 from servesim.report.series import (
     Series,
     at_time,
@@ -52,7 +52,11 @@ def plot_run(run: Run, *, ascii_only: bool = False) -> str:
     for metric, name in (("ttft", "TTFT"), ("e2e", "E2E")):
         sample = sample_of(run, metric)
         if sample is not None and sample.count:
-            lines += ["", f"{name} of {sample.count:,} requests", *histogram_lines(sample, ascii_only=ascii_only)]
+            lines += [
+                "",
+                f"{name} of {sample.count:,} request{'s' if sample.count > 1 else ''}",
+                *histogram_lines(sample, ascii_only=ascii_only),
+            ]
             break
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
@@ -66,14 +70,15 @@ def plot_rows(
 ) -> str:
     """Return two blocks of bars, one bar a row: output tokens/s and mean E2E; the knee is marked."""
     keys = list(dict.fromkeys(key for point in points for key in point))
-    labels = [" ".join(shown_value(key, point.get(key)) for key in keys) for point in points]
-    width = max(map(len, [*labels, " ".join(keys)]), default=0)
+    labels = [", ".join(shown_value(key, point.get(key)) for key in keys) for point in points]
+    header = ", ".join(map(shown_name, keys))
+    width = max(map(len, [*labels, header]), default=0)
     lines: list[str] = []
     for title, values, show in (
         ("output tok/s", [each.throughput.output_tokens_per_s for each in summaries], format_number),
         ("mean E2E", [each.e2e_ms.mean if each.e2e_ms else None for each in summaries], format_ms),
     ):
-        lines += [*([""] if lines else []), f"{' '.join(keys):>{width}}  {title}"]
+        lines += [*([""] if lines else []), f"{header:>{width}}  {title}"]
         most = max((value for value in values if value), default=0.0)
         for number, (label, value) in enumerate(zip(labels, values, strict=False)):
             mark = "   knee" if number == knee else ""
@@ -113,6 +118,8 @@ def histogram_lines(sample: Sample, *, ascii_only: bool = False) -> list[str]:
     ends = [*edges[1:-1], high]  # rounding must not leave the largest value out
     below = [0, *(sample.up_to(edge) for edge in ends)]
     counts = [there - here for here, there in zip(below, below[1:], strict=False)]
+    while not counts[-1]:  # of values that are all alike the axis goes on to somewhere
+        counts.pop()
     labels = [tick.label for tick in axis.ticks]
     width = max(map(len, labels))
     return [
