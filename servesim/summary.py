@@ -261,4 +261,5 @@ def _ratio(numerator: float, denominator: float | None) -> float | None:
     """Return the quotient, None where it would mean nothing."""
     if not denominator or not math.isfinite(denominator):
         return None
-    return numerator / denominator
+    quotient = numerator / denominator
+    return quotient if math.isfinite(quotient) else None  # a run's file may say that it took next to no time
