@@ -114,7 +114,7 @@ def _cached(usage: dict[str, Any]) -> int:
     for name in _DETAILS:
         details = usage.get(name)
         if isinstance(details, dict) and type(details.get("cached_tokens")) is int:
-            return int(details["cached_tokens"])
+            return token_count(details["cached_tokens"], "cached_tokens", minimum=0)
     return 0
 
 
