@@ -13,8 +13,9 @@ from servesim.report.material import Material, grid_of
 from servesim.report.renderers import RENDERERS
 from servesim.report.style import PAGE_STYLE
 from servesim.report.svg import plain
+from servesim.report.text import fleet_lines
 from tests.extent import same_on_every_interpreter
-from tests.report_runs import HOSTILE, burst, hostile, materials, named, streams, sweep_document
+from tests.report_runs import HOSTILE, burst, divided, hostile, materials, named, streams, sweep_document
 from tests.runs import measured, random_simulated
 
 VOID = {"meta", "br"}
@@ -100,6 +101,23 @@ class ThePage(unittest.TestCase):
         text = " ".join(read(html(materials()["burst"])).text)
         for words in ("17,679.7", "52,540.2", "48", "100.0%", "not met", "llama-3.1-8b", "l4-24gb", "max_num_seqs"):
             self.assertIn(words, text)
+
+    def test_what_a_fleet_and_its_features_add_is_on_it(self) -> None:
+        run = simulate(
+            rate=20.0, requests=24, output_tokens="8", autoscale="1:2", cold_start_s=0.1, price="2.5/h",
+            classes="<b>=1,chat=2/priority=1", scale_every_s=0.1,
+        )  # fmt: skip
+        lines = fleet_lines(named(run).summary)
+        self.assertGreater(len(lines), 6)
+        material = Material("t", [named(run)])
+        said, markdown = "".join(read(html(material)).text), "".join(RENDERERS["markdown"].render(material, []))
+        for line in lines:
+            self.assertIn(line, said)
+            self.assertIn(f"\n    {line}\n", markdown)
+        apart = "".join(read(html(Material("t", [named(divided()), named(burst(), "lone")]))).text)
+        for stage in ("link wait, run", "transfer, run", "decode queue, run", "More of run"):
+            self.assertIn(stage, apart)
+        self.assertNotIn("More of lone", apart)
 
     def test_failures_are_told_in_their_own_words(self) -> None:
         text = " ".join(read(html(Material("t", [named(streams())]))).text)

@@ -16,7 +16,7 @@ from servesim.report.material import Grid, Material, NamedRun
 from servesim.report.style import PAGE_STYLE
 from servesim.report.svg import element, escape
 from servesim.report.tables import Table, engine_table, grid_table, key_figures, latency_table, outcome_table
-from servesim.report.text import slo_text
+from servesim.report.text import fleet_lines, slo_text
 from servesim.runfile import finite
 from servesim.summary import Summary
 
@@ -95,6 +95,9 @@ def _summaries(material: Material) -> Iterator[str]:
         if (engine := engine_table(runs)) is not None:
             yield table_html(engine)
     for named in runs:
+        if lines := fleet_lines(named.summary):
+            title = f"More of {named.name}" if len(runs) > 1 else "More of the run"
+            yield element("h3", escape(title)) + element("pre", "\n".join(map(escape, lines))) + "\n"
         yield from _failures(named, several=len(runs) > 1)
     for grid in material.grids:
         yield table_html(grid_table(grid))

@@ -9,7 +9,7 @@ from servesim.report.load import failures_of
 from servesim.report.material import Material
 from servesim.report.svg import plain
 from servesim.report.tables import Table, engine_table, grid_table, latency_table, outcome_table
-from servesim.report.text import slo_text
+from servesim.report.text import fleet_lines, slo_text
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()<>#+!|~$&@:])")
 
@@ -31,6 +31,8 @@ def markdown(material: Material) -> Iterator[str]:
             f"{count:,} {kind}" + (f": {message}" if message else "")
             for (kind, message), count in failures_of(named.run)[:10]
         ]
+        if lines := fleet_lines(named.summary):
+            yield f"\n**{escape_markdown(who)}More of the run**\n\n" + "".join(f"    {plain(line)}\n" for line in lines)
         if told:
             yield "\n" + "".join(f"- {escape_markdown(who + line)}\n" for line in told)
     yield from (_table(grid_table(grid)) for grid in material.grids)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from servesim.report.numbers import percent
+from servesim.stats import Distribution
 from servesim.summary import Summary
 from servesim.units import format_gb, format_number
 
@@ -13,6 +14,11 @@ MOST_ROWS = 16
 """Up to so many replicas each have a line; of more, the range of their figures is told."""
 
 _COLUMNS = ("requests", "busy", "mean batch", "KV peak", "KV mean", "preemptions", "hit rate")
+
+
+def stages(summary: Summary) -> dict[str, Distribution | None]:
+    """Return the stages of a first token after its queue, where prefill and decode are apart."""
+    return {name.replace("_", " "): time for name, time in (summary.stages_ms or {}).items() if name != "queue"}
 
 
 def pool_lines(summary: Summary, label: int) -> Iterable[str]:

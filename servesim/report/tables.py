@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from servesim.report.material import Grid, NamedRun, number_at, shown_name, shown_swept
 from servesim.report.numbers import figure_at, whole
+from servesim.report.pools import stages
 from servesim.report.text import percent
 from servesim.stats import Distribution
 from servesim.summary import EngineFigures, Summary
@@ -79,15 +80,20 @@ def outcome_table(runs: Sequence[NamedRun]) -> Table:
 def latency_table(runs: Sequence[NamedRun]) -> Table:
     """Return the latencies in ms; of several runs, one row each below its metric."""
     rows = []
-    for metric in LATENCIES:
-        for named in runs:
-            distribution: Distribution | None = getattr(named.summary, f"{metric}_ms")
+    told = [_latencies(named.summary) for named in runs]
+    for metric in dict.fromkeys(metric for latencies in told for metric in latencies):
+        for named, latencies in zip(runs, told, strict=True):
+            distribution = latencies.get(metric)
             if _is_noise(metric, named.summary, distribution):
                 continue
             name = f"{metric}, {named.name}" if len(runs) > 1 else metric
             cells = (figure_at(distribution, percentile) for percentile in PERCENTILES)
             rows.append((name, *(format_number(cell) for cell in cells)))
     return Table(title="Latency, ms", columns=("metric", *PERCENTILES), rows=rows, wide=(3,))
+
+
+def _latencies(summary: Summary) -> dict[str, Distribution | None]:
+    return {metric: getattr(summary, f"{metric}_ms") for metric in LATENCIES} | stages(summary)
 
 
 def engine_table(runs: Sequence[NamedRun]) -> Table | None:

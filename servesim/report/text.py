@@ -13,7 +13,7 @@ from servesim.records import Run
 from servesim.report.features import feature_lines
 from servesim.report.numbers import percent as percent
 from servesim.report.numbers import whole
-from servesim.report.pools import pool_lines
+from servesim.report.pools import pool_lines, stages
 from servesim.slo import Slo, SloResult
 from servesim.stats import Distribution
 from servesim.summary import EngineFigures, RequestCounts, Summary
@@ -38,13 +38,17 @@ def summary_text(summary: Summary) -> str:
         _line("tokens", _tokens(summary)),
         *_latency_lines(summary),
         *_engine_lines(summary.engine),
-        *pool_lines(summary, LABEL),
-        *feature_lines(summary, LABEL),
+        *fleet_lines(summary),
         *_slo_lines(summary),
         *(_line("warning", text) for text in summary.warnings),
         *(_line("law broken", text) for text in summary.violations),
     ]
     return "\n".join(lines) + "\n"
+
+
+def fleet_lines(summary: Summary) -> list[str]:
+    """Return the lines of replicas and link, and of everything that may be off and was on; mostly none."""
+    return [*pool_lines(summary, LABEL), *feature_lines(summary, LABEL)]
 
 
 def warmup_text(warmup: Run) -> str:
@@ -115,7 +119,7 @@ def _latency_lines(summary: Summary) -> Iterable[str]:
         ("itl", summary.itl_ms, True),
         ("e2e", summary.e2e_ms, True),
         ("queue", summary.queue_ms, True),
-        *((stage.replace("_", " "), distribution, True) for stage, distribution in _stages(summary)),
+        *((stage, distribution, True) for stage, distribution in stages(summary).items()),
     ]
     late = summary.lateness_ms is not None and (summary.lateness_ms.min, summary.lateness_ms.max) != (0.0, 0.0)
     if late:
@@ -128,11 +132,6 @@ def _latency_lines(summary: Summary) -> Iterable[str]:
         if is_told:
             cells = ("-" if distribution is None else format_number(getattr(distribution, name)) for name in COLUMNS)
             yield f"{label:<{LABEL}}" + "".join(f"{cell:>11}" for cell in cells)
-
-
-def _stages(summary: Summary) -> Iterable[tuple[str, Distribution | None]]:
-    """Return the stages of a first token after its queue, where prefill and decode are apart."""
-    return ((stage, time) for stage, time in (summary.stages_ms or {}).items() if stage != "queue")
 
 
 def _engine_lines(engine: EngineFigures) -> Iterable[str]:
