@@ -143,8 +143,16 @@ class Connections(unittest.TestCase):
         )
         self.assertEqual((status, fields["access-control-allow-origin"]), (200, "*"))
         self.assertEqual(fields["access-control-allow-headers"], "authorization")
-        fields = self.server.ask("GET", "/version", headers={"Origin": "http://a"})[1]
-        self.assertEqual((fields["access-control-allow-origin"], fields["vary"]), ("*", "Origin"))
+        text = {"prompt": "a", "max_tokens": 1}
+        for method, path, body in (
+            ("GET", "/version", None),
+            ("POST", TEXT, text),
+            ("POST", TEXT, text | {"stream": True}),
+            ("POST", TEXT, {}),
+        ):
+            with self.subTest(path=path, body=body):
+                fields = self.server.ask(method, path, body, headers={"Origin": "http://a"})[1]
+                self.assertEqual((fields["access-control-allow-origin"], fields["vary"]), ("*", "Origin"))
 
     def test_nothing_is_left_for_the_garbage_collector(self) -> None:
         self.server.post(TEXT, {"prompt": "a", "max_tokens": 1})

@@ -32,7 +32,7 @@ class Owner(Protocol):
     """Who started the answer and is told how it went."""
 
     def choice_over(self, answer: Answer, choice: Choice) -> None: ...
-    def answer_over(self, answer: Answer) -> None: ...
+    def answer_over(self, answer: Answer, whole: bytes | None) -> None: ...
     def hang_up(self, answer: Answer, kind: str) -> None: ...
     def unsent(self, connection: Connection) -> None: ...
     def later(self, delay_s: float, call: Callable[[], None]) -> None: ...
@@ -96,10 +96,7 @@ class Answer:
         self.closed = True
         if self.stream:
             self.connection.end()
-        else:
-            body = self.shape.whole()
-            self.connection.answer(200, [("content-type", "application/json")], body)
-        self.owner.answer_over(self)
+        self.owner.answer_over(self, None if self.stream else self.shape.whole())
 
     # Faults
 

@@ -274,12 +274,15 @@ class ServeApp:
     def choice_over(self, answer: Answer, choice: Choice) -> None:
         self.desk.learn(choice)
 
-    def answer_over(self, answer: Answer) -> None:
-        """Let the connection of a finished answer go on; its client may ask again at once."""
+    def answer_over(self, answer: Answer, whole: bytes | None) -> None:
+        """Send an answer that was not streamed and let the connection go on; its client may ask again at once."""
         self._forget(answer)
         if answer.connection.keep_alive and not self.draining:
             self.clock.awaited.add(answer.connection)
-        self._over(answer.connection)
+        if whole is None:
+            self._over(answer.connection)
+        else:
+            self._send(answer.connection, Response(200, whole))
 
     def hang_up(self, answer: Answer, kind: str) -> None:
         """Close the connection of an answer: a fault that was asked for, or a client that takes nothing."""
