@@ -34,8 +34,8 @@ real-server: ## calibrate on a real llama.cpp server, predict what was not fitte
 validate: ## rerun the evidence for the cost models into the README's tables (SERVESIM_DATA=FOLDER; ten minutes)
 	$(PYTHON) -m tests.readme_evidence
 
-bench: ## speed of the simulator, truth and cost of the load generator, beside their targets (QUICK=1: a minute)
-	$(PYTHON) -m tests.bench $(if $(QUICK),--quick)
+bench: ## speed of the simulator, truth and cost of the load generator, beside their targets (QUICK=1: a minute; WRITE=1)
+	$(PYTHON) -m tests.bench $(if $(QUICK),--quick) $(if $(WRITE),--write)
 	$(PYTHON) -m tests.bench_client
 
 e2e: ## the live page in a headless Chromium (Debian's, installed if it is missing); screenshots in .cache/e2e
