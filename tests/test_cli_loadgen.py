@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import gzip
+import io
 import json
 import os
 import re
@@ -313,6 +314,16 @@ class RequestTest(LoadgenCase):
         self.assertEqual([prompt_tokens(asked) for asked in model.posts[2:]], [30, 31, 32, 33])
         self.assertEqual([asked.json()["max_tokens"] for asked in model.posts[2:]], [1, 2, 3, 4])
         self.assertGreater(document["duration_s"], 0.025)
+
+    def test_a_trace_from_standard_input_drives_every_row(self) -> None:
+        trace = "".join(json.dumps({"arrival_s": at, "prompt_tokens": 30, "output_tokens": 2}) + "\n" for at in (0, 1))
+        with (
+            TruthServer(Model()) as server,
+            mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(trace.encode()))),
+        ):
+            document = self.document(server, "--trace", "-", "--speed", "50,100")
+        self.assertEqual([row["requests"]["completed"] for row in document["rows"]], [2, 2])
+        self.assertEqual(document["config"]["trace"], "-")
 
     def test_a_foreign_trace_of_any_format_drives_the_load_though_it_is_packed(self) -> None:
         folder, packed = ROOT / "fixtures" / "traces", self.path("packed.gz")

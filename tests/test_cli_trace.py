@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
+import os
 import random
 import sys
 import tempfile
+import threading
 import unittest
 from collections import Counter
 from pathlib import Path
@@ -22,6 +25,7 @@ from servesim.workload.workload import link_turns
 from tests.command import ROOT, servesim
 
 SAMPLES = ROOT / "fixtures" / "traces"
+PLAN_WANTS_A_FILE = "a plan reads its trace many times, so not from standard input or a pipe; give a file"
 
 
 def columns(requests: Requests) -> dict[str, str]:
@@ -222,6 +226,18 @@ class ReplayTest(TraceCase):
         self.assertIn("note: stdin: mooncake, 4 requests", piped.err)
         document, expected = json.loads(piped.out), json.loads(servesim(*argv, "--trace", str(path)).out)
         self.assertEqual((document["rows"], document["config"]["trace"]), (expected["rows"], "-"))
+
+    def test_a_pipe_is_read_for_every_row_too_but_not_for_a_plan(self) -> None:
+        pipe, packed = self.folder / "pipe", gzip.compress((SAMPLES / "mooncake.jsonl").read_bytes())
+        os.mkfifo(pipe)
+        writer = threading.Thread(target=lambda: pipe.write_bytes(packed))
+        writer.start()
+        said = servesim("sweep", "--concurrency", "1,2", "--json", "--trace", str(pipe))
+        writer.join()
+        self.assertIn("note: pipe: mooncake, 4 requests", said.err)
+        self.assertEqual([row["requests"]["completed"] for row in json.loads(said.out)["rows"]], [4, 4])
+        said = servesim("plan", "--slo", "ttft_p95=1s", "--trace", str(pipe))
+        self.assertEqual((said.code, said.err), (2, "error: " + PLAN_WANTS_A_FILE + "\n"))
 
     def test_a_saved_run_is_its_own_configuration_and_its_own_trace(self) -> None:
         run, first, again = (str(self.folder / name) for name in ("run.jsonl", "first.json", "again.json"))

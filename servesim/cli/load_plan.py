@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from servesim.analysis.sweep import Point, grid
@@ -18,6 +18,7 @@ from servesim.slo import Slo
 from servesim.workload.build import load_requests
 from servesim.workload.requests import Requests
 from servesim.workload.spec import LOADS, WorkloadSpec
+from servesim.workload.trace_file import kept_trace
 
 DEFAULT_CONCURRENCY = 8
 CHARACTERS_A_TOKEN = 4  # a guess at a given text's length, until the server's usage tells
@@ -77,9 +78,10 @@ def make_plan(parser: Parser, values: dict[str, Any]) -> Plan:
     points = grid(axes)
     replayed: dict[WorkloadSpec, Requests] = {}
     notes: list[str] = []
-    for spec in dict.fromkeys(workload_spec(values | point) for point in points):
-        if spec.trace is not None:
-            replayed[spec] = load_requests(spec, None if replayed else notes)
+    with kept_trace(values.get("trace")) as trace:
+        for spec in dict.fromkeys(workload_spec(values | point) for point in points):
+            if spec.trace is not None:
+                replayed[spec] = load_requests(replace(spec, trace=trace), None if replayed else notes)
     return Plan(
         values=values,
         load=load,

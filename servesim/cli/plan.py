@@ -28,6 +28,7 @@ from servesim.interrupts import Interrupts
 from servesim.report.documents import document, to_json
 from servesim.report.plan import plan_text
 from servesim.workload.build import load_requests
+from servesim.workload.trace_file import STDIN, is_pipe
 
 EXAMPLES = (
     "servesim plan --slo ttft_p95=500ms,tpot_p95=50ms --hardware h100-sxm-80gb,l40s-48gb --tensor-parallel-size 1,2",
@@ -169,8 +170,8 @@ def plan_spec(values: dict[str, Any], console: Console | None = None) -> PlanSpe
     asked = {key: value for key, value in values.items() if key != "rate"}
     if "trace" not in values:
         asked = {"requests": DEFAULT_REQUESTS, "rate": rate or 1.0, **asked}
-    elif values["trace"] == "-":
-        raise InputError("a plan reads its trace many times, so not from standard input; give a file")
+    elif values["trace"] == STDIN or is_pipe(values["trace"]):
+        raise InputError("a plan reads its trace many times, so not from standard input or a pipe; give a file")
     workload = workload_spec(asked)
     notes: list[str] = []
     requests = load_requests(workload, notes)

@@ -10,6 +10,7 @@ import gzip
 import io
 import os
 import shutil
+import stat
 import sys
 import tempfile
 import zlib
@@ -28,15 +29,27 @@ STDIN = "-"
 
 @contextmanager
 def kept_trace(path: str | None) -> Iterator[str | None]:
-    """Give a path that can be read as often as it is wanted: that of a copy, where `path` is standard input."""
-    if path != STDIN or sys.stdin is None:
+    """Give a path that can be read as often as it is wanted: that of a copy, where `path` is standard input or a pipe.
+
+    A path that cannot be opened is given as it is: its reader says what is wrong with it.
+    """
+    if path is None or (not is_pipe(path) and path != STDIN) or (path == STDIN and sys.stdin is None):
         yield path
         return
-    with tempfile.TemporaryDirectory(prefix="servesim-") as folder:
-        copy = os.path.join(folder, "stdin")
+    with tempfile.TemporaryDirectory(prefix="servesim-") as folder, ExitStack() as stack:
+        copy = os.path.join(folder, "stdin" if path == STDIN else os.path.basename(path))
+        source = sys.stdin.buffer if path == STDIN else stack.enter_context(open(path, "rb"))
         with open(copy, "wb") as file:
-            shutil.copyfileobj(sys.stdin.buffer, file)
+            shutil.copyfileobj(source, file)
         yield copy
+
+
+def is_pipe(path: str) -> bool:
+    """Return whether the file at `path` can be read but once: a FIFO, or a shell's `<(command)`."""
+    try:
+        return stat.S_ISFIFO(os.stat(path).st_mode) and os.access(path, os.R_OK)
+    except (OSError, ValueError):
+        return False
 
 
 class TraceFile:
