@@ -107,6 +107,16 @@ class Config(unittest.TestCase):
                 if key != "slo":
                     self.assertIn(f"{self.path}: {key} is ", told)
 
+    def test_a_name_that_nothing_has_is_looked_up_where_the_file_is_known_unless_a_flag_replaces_it(self) -> None:
+        for key, kind in (("hardware", "hardware"), ("model", "model"), ("policy", "policy")):
+            with self.subTest(key=key):
+                self.write({key: "nothing"})
+                self.assertIn(f"error: {self.path}: unknown {kind} 'nothing'", self.refused("simulate"))
+        self.write({"hardware": "nothing", "requests": 2})
+        self.assertEqual(self.config("simulate", "--hardware", "l4-24gb")["hardware"], "l4-24gb")
+        self.write({"hardware": ["l4-24gb", "nothing"]})
+        self.assertIn(f"error: {self.path}: unknown hardware 'nothing'", self.refused("sweep"))
+
     def test_what_is_no_configuration_is_refused(self) -> None:
         for text in ("", "[]", "5", "{", '{"schema": "x"}', '{"config": 5}', '{"seed": NaN}', "[" * 100_000, "\0"):
             with self.subTest(text=text[:20]):

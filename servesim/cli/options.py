@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from servesim.catalog.hardware import load_hardware
+from servesim.catalog.models import load_model
 from servesim.catalog.weights import KV_BYTES
 from servesim.cli.document import read_config
 from servesim.cli.parser import Group, Option, Parser
@@ -184,6 +187,8 @@ SAVE = Option("--save", "save", "save every request's record to FILE (JSON lines
 TOKEN_TIMES = Option("--token-times", "token_times", "with --save: also the time of every token")
 JOBS = Option("--jobs", "jobs", "processes; the result does not depend on it", count(maximum=1024), default="1")
 
+PRESETS: dict[str, Callable[[str], object]] = {"hardware": load_hardware, "model": load_model}
+
 # What a flag puts out of a configuration from a file, since both cannot hold. A workload is one of three kinds.
 _TRACE_KEYS = ("trace", "trace_format", "time_unit", "skip_bad_rows", "speed")
 _GENERATED_KEYS = (
@@ -237,7 +242,13 @@ def gather(parser: Parser, flags: dict[str, Any]) -> dict[str, Any]:
             if not written:
                 raise suggest(f"option in {path}", key, options)
         elif value is not None:
-            values[key] = _checked(option, value, f"{path}: {key}", lists=parser.lists)
+            try:
+                values[key] = _checked(option, value, f"{path}: {key}", lists=parser.lists)
+                if key in PRESETS and option in DEVICE.options and key not in flags:
+                    for name in [values[key]] if isinstance(values[key], str) else values[key]:
+                        PRESETS[key](name)  # now, while it is known which file names it
+            except InputError as error:
+                raise error if str(error).startswith(f"{path}: ") else InputError(f"{path}: {error}") from None
     if like is None and flags.keys() & SERVER_CHECKS.keys():
         values = _without_defaults(values)
     dropped = {key for flag in flags for key in _REPLACES.get(flag, ())}
