@@ -125,6 +125,15 @@ class VllmTest(unittest.TestCase):
             window = server_window(page(told, 1000), page(again, 1300), [page(missing, 1100)])
             self.assertEqual((window["output_tokens"], window["counter_resets"]), (1400, 1))
 
+    def test_a_bucket_without_a_bound_is_passed_over(self) -> None:
+        def page(count: int) -> str:
+            bounds = ("-Inf", "NaN", "x", "0.5", "+Inf")
+            return vllm(*(f'time_to_first_token_seconds_bucket{{le="{bound}"}} {count}' for bound in bounds))
+
+        interval = {"gt": None, "le": 0.5}
+        expected = {"count": 10, "mean": None, **dict.fromkeys(("p50", "p90", "p95", "p99"), interval)}
+        self.assertEqual(server_window(page(0), page(10))["ttft"], expected)
+
     def test_a_series_that_appears_inside_the_window_began_at_zero(self) -> None:
         before = vllm('generation_tokens_total{engine="0"} 5')
         after = vllm('generation_tokens_total{engine="0"} 7', 'generation_tokens_total{engine="1"} 4')

@@ -116,18 +116,18 @@ def run(argv: Sequence[str]) -> int:
             arrivals_required=False,
             limit=flags.get("first"),
         )
+        requests = _reshaped(trace.requests, flags)  # refuses before anything is said
+        curve = schedule_of(requests.arrival_s, flags.get("every_s", 300.0)) if action == "rates" else None
         for note in (trace.describe(), *trace.notes):
             console.note(note)
         if action == "describe":
             write(_described(trace, path, flags))
             return 0
-        if action == "rates":
+        if curve is not None:
             write("time,rate\n")
-            curve = schedule_of(trace.requests.arrival_s, flags.get("every_s", 300.0))
             for time_s, rate in zip(curve.times_s, curve.rates, strict=True):
                 write(f"{time_s:g},{rate:.6g}\n")
             return 0
-        requests = _reshaped(trace.requests, flags)
         for line in trace_lines(requests):
             write(line)
         if len(requests) != len(trace.requests):

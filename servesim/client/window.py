@@ -254,9 +254,10 @@ def _busy_steps(page: Page, means: str, decodes: Sample) -> float:
 
 def _bound(text: str) -> float | None:
     try:
-        return float(text)
+        bound = float(text)
     except ValueError:
         return None
+    return bound if bound > -math.inf else None  # false for NaN, too
 
 
 def _interval(below: dict[float, float], percentile: int, total: float) -> dict[str, float | None]:

@@ -18,6 +18,8 @@ from servesim.records import Outcome, Run
 
 Series = tuple[list[float], list[float]]
 
+MOST_MARKS = 1_000_000  # of preemptions that a saved run claims: what is drawn or exported one by one
+
 
 def run_end_s(run: Run) -> float:
     """Return when the last thing happened that the run knows of, in its own time; 0 of an empty run."""
@@ -112,9 +114,9 @@ def preemption_times(run: Run) -> list[float] | None:
         return sorted(at for changes in run.records.preempted.values() for at, _ in changes)
     if not run.gauges:
         return None
-    seen = []
+    seen: list[float] = []
     for before, after in pairwise(run.gauges):
-        seen += [after.at_s] * max(0, after.preemptions - before.preemptions)
+        seen += [after.at_s] * min(max(0, after.preemptions - before.preemptions), MOST_MARKS - len(seen))
     return seen
 
 
