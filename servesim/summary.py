@@ -232,7 +232,7 @@ def _engine_figures(run: Run) -> EngineFigures:
     if totals is None:
         known = run.server or {}
         names = ("mean_batch", "kv_peak", "kv_mean", "preemptions", "prefix_hit_rate")
-        return EngineFigures(**{name: known.get(name) for name in names})
+        return EngineFigures(**{name: known[name] for name in names if isinstance(known.get(name), (int, float))})
     return EngineFigures(
         steps=totals.steps,
         mean_batch=_ratio(totals.scheduled, totals.steps),

@@ -330,6 +330,14 @@ class Engine(unittest.TestCase):
         engine = summarize(run).engine
         self.assertEqual((engine.mean_batch, engine.kv_peak, engine.preemptions, engine.steps), (3.5, None, 0, None))
 
+    def test_what_a_spoilt_file_tells_of_an_engine_is_unknown(self) -> None:
+        run = measured({"times": [0.1]})
+        run.server = {"mean_batch": {"a": []}, "kv_mean": "0.5", "preemptions": 2}
+        engine = summarize(run).engine
+        self.assertEqual((engine.mean_batch, engine.kv_mean, engine.preemptions), (None, None, 2))
+        run.engine = EngineTotals(num_blocks=1, kv_block_seconds=27.0, elapsed_s=5e-324)
+        self.assertIsNone(summarize(run).engine.kv_mean)
+
 
 class Gaps(unittest.TestCase):
     def test_late_gaps_and_events_are_those_of_a_walk(self):
