@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import socket
 import unittest
+from dataclasses import replace
 
 from servesim.client.connection import Connection, Exchange, State
-from servesim.client.http1 import Heads, request_bytes
+from servesim.client.http1 import Heads, open_socket, request_bytes
 from servesim.client.target import parse_target
 from servesim.wire.limits import ProtocolError
 from tests.truth_server import DONE, FINISH, HEAD_OF_STREAM, LAST_CHUNK, ROLE, chunk, content, event, usage
@@ -114,6 +115,13 @@ class HeadsTest(unittest.TestCase):
             request,
             b"POST /v1/x?k=1 HTTP/1.1\r\nHost: [::1]:8\r\nAccept-Encoding: identity\r\nContent-Length: 2\r\n\r\n{}",
         )
+
+
+class OpeningTest(unittest.TestCase):
+    def test_a_name_that_is_none_is_an_error_of_its_connection(self) -> None:
+        for host in ("a..b", "a" * 64 + ".example"):
+            with self.subTest(host=host), self.assertRaises(OSError):
+                open_socket(replace(TARGET, host=host), 1.0)
 
 
 if __name__ == "__main__":

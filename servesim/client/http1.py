@@ -120,6 +120,9 @@ def open_socket(target: Target, timeout_s: float) -> socket.socket:
     except http.client.HTTPException as error:
         connection.close()
         raise OSError(f"proxy: {error}") from None
+    except ValueError as error:  # the resolver's word for a name with an empty part
+        connection.close()
+        raise OSError(str(error)) from None
     except BaseException:
         connection.close()
         raise
