@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 import unittest
 from pathlib import Path
@@ -55,6 +56,51 @@ class Diagnoses(unittest.TestCase):
             said = servesim("diagnose", self.file("page.txt", text))
             self.assertEqual((said.code, said.out), (2, ""))
             self.assertIn(told, said.err)
+
+    def page(self, name: str, **gauges: str) -> str:
+        """Return a capture under load in which the gauges of these names have other values."""
+        text = Path(f"{CAPTURES}/vllm-metrics-under-load.txt").read_text(encoding="utf-8")
+        for gauge, value in gauges.items():
+            text = re.sub(rf"(vllm:{gauge}\{{[^}}]*\}}) .*", rf"\1 {value}", text)
+        return self.file(name, text)
+
+    def test_a_page_that_does_not_tell_what_requests_wait_for_is_not_healthy(self) -> None:
+        body = self.json(self.page("unknown", kv_cache_usage_perc="NaN"))
+        self.assertEqual((body["binds"], body["queueing"]), (None, True))
+        said = servesim("diagnose", self.page("again", kv_cache_usage_perc="NaN"))
+        self.assertIn("not clear: requests wait", said.out)
+        self.assertNotIn("does what it is asked to", said.out)
+        lines = Path(f"{CAPTURES}/llamacpp-metrics-after.txt").read_text(encoding="utf-8").splitlines()
+        bare = self.file("bare", "\n".join(line for line in lines if "llamacpp:requests_" not in line))
+        self.assertIs(self.json(bare)["queueing"], None)
+        self.assertIn("nothing that is known of the server says whether requests wait", servesim("diagnose", bare).out)
+        self.assertIs(self.json(f"{CAPTURES}/llamacpp-metrics-after.txt")["queueing"], False)
+
+    def test_pages_of_two_servers_are_refused_and_pages_in_the_wrong_order_are_noted(self) -> None:
+        vllm = [f"{CAPTURES}/vllm-metrics-{when}.txt" for when in ("after", "before")]
+        said = servesim("diagnose", vllm[0], f"{CAPTURES}/llamacpp-metrics-after.txt")
+        self.assertEqual(said.code, 2)
+        self.assertIn("the pages are of two servers, vllm and llama.cpp", said.err)
+        self.assertIn("the counters started again", servesim("diagnose", *vllm).err)
+        self.assertNotIn("the counters started again", servesim("diagnose", *reversed(vllm)).err)
+
+    def test_seats_of_several_engines_behind_one_page_are_each_engine_s_own(self) -> None:
+        text = Path(self.page("one", num_requests_running="70")).read_text(encoding="utf-8")
+        both = self.file("both", text + text.replace('engine="0"', 'engine="1"'))
+        flags = ("--flags", "vllm serve tiny --max-num-seqs 128 --data-parallel-size 2")
+        said = servesim("diagnose", both, *flags)
+        self.assertNotIn("of 128 seats", said.out.partition("turn first")[0])
+        self.assertIn("the page tells of 2 engines", said.err)
+        evidence = self.json(both, *flags)["evidence"]
+        self.assertEqual((evidence["running_max"], evidence["waiting"]), (70, 56))
+
+    def test_a_fleet_that_scales_is_not_taken_for_one_server(self) -> None:
+        report = str(self.folder / "scaled.json")
+        scaled = "--autoscale 1:3 --scale-on waiting --target 2 --cold-start 2s --rate 3 --requests 60".split()
+        servesim("simulate", "--hardware", "l4-24gb", *scaled, "--json", "--quiet", "-o", report)
+        said = servesim("diagnose", report, "--try")
+        self.assertIn("a fleet's figures are taken together", said.err)
+        self.assertNotIn("seats:", said.out)
 
     def test_the_incident_from_its_report_and_from_its_saved_run(self) -> None:
         report, saved = str(self.folder / "report.json"), str(self.folder / "run.jsonl")

@@ -91,6 +91,7 @@ def diagnosis(subjects: Sequence[Subject], notes: Sequence[str] = (), *, try_it:
     found = findings(last.evidence)
     body: dict[str, Any] = {
         "binds": found[0].rule.budget if found else None,
+        "queueing": last.evidence.queueing if last.evidence.knows_queue else None,
         "findings": [finding.as_dict() for finding in found],
         "checks": [
             {"told": check.told, "agrees": check.agrees} for check in checks(last.evidence, last.facts, last.server)

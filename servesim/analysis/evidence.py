@@ -28,6 +28,7 @@ class Evidence:
     dialect: str | None = None
     since_start: bool = False  # counters are totals since the server started, not of a window
     window_s: float | None = None
+    counter_resets: int | None = None  # None: they only grew
     # What the server says of itself
     running: float | None = None
     running_max: float | None = None
@@ -77,6 +78,11 @@ class Evidence:
         return None if self.num_blocks is None or self.block_size is None else self.num_blocks * self.block_size
 
     @property
+    def knows_queue(self) -> bool:
+        """Whether anything says if requests wait to be admitted."""
+        return self.waiting is not None or None not in (self.queue_p95_s, self.ttft_p95_s)
+
+    @property
     def queueing(self) -> bool:
         """Whether requests wait to be admitted: half a request on average, or longer than most of the TTFT."""
         if self.waiting is not None:
@@ -112,7 +118,10 @@ class Evidence:
 
 
 def of_pages(before: Page | None, after: Page, *, window_s: float | None = None, source: str = "metrics") -> Evidence:
-    """Return what two pages of one server say of the time between them; one page alone, since its start."""
+    """Return what two pages of one server say of the time between them; one page alone, since its start.
+
+    Of several engines behind one page it is what one of them sees on average: limits are an engine's own.
+    """
     first = before or _zeroed(after)
     window = server_window(first, after, [after] if before is None else [before, after], window_s=window_s)
     facts = setup_facts(after)
@@ -128,8 +137,20 @@ def of_pages(before: Page | None, after: Page, *, window_s: float | None = None,
         prefix_caching=caching,
         prompt_tokens=_ratio(window["prompt_tokens"], done),
         output_tokens=_ratio(window["output_tokens"], done),
-        **_window_figures(window),
+        **_of_one_engine(_window_figures(window), engines_of(after)),
     )
+
+
+def engines_of(page: Page) -> int:
+    """Return how many engines a page tells of: series of running requests."""
+    dialect = dialect_of(page.samples)
+    metric = dialect.metrics.get("running") if dialect else None
+    return max([1, *(len(page.samples.get(name, ())) for name in (metric.names if metric else ()))])
+
+
+def _of_one_engine(figures: dict[str, Any], engines: int) -> dict[str, Any]:
+    counted = ("running", "running_max", "waiting", "waiting_max")
+    return figures | {name: figures[name] / engines for name in counted if figures[name] is not None}
 
 
 def of_summary(document: Mapping[str, Any], config: Mapping[str, Any], *, source: str) -> Evidence:
@@ -217,6 +238,7 @@ def _window_figures(window: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "dialect": window.get("dialect"),
         "window_s": window.get("window_s"),
+        "counter_resets": window.get("counter_resets") or None,
         "running": running.get("mean"),
         "running_max": running.get("max"),
         "waiting": waiting.get("mean"),

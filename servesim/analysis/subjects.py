@@ -13,9 +13,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from servesim.analysis.diagnose import Subject
-from servesim.analysis.evidence import Evidence, is_server_page, of_pages, of_summary, with_flags, with_server
+from servesim.analysis.evidence import (
+    Evidence,
+    engines_of,
+    is_server_page,
+    of_pages,
+    of_summary,
+    with_flags,
+    with_server,
+)
 from servesim.analysis.server_flags import ServerFlags, preset_of
-from servesim.catalog.servers import when_told
+from servesim.catalog.servers import dialect_of, when_told
 from servesim.client.window import setup_facts
 from servesim.console import reason
 from servesim.engine.server import Server, build_server
@@ -97,6 +105,14 @@ def _page(path: str, content: str) -> Page:
 
 def _of_pages(pages: Sequence[Page], known: Known, notes: list[str]) -> Subject:
     before, after = (pages[0] if len(pages) == 2 else None), pages[-1]
+    dialects = [found.name for page in pages if (found := dialect_of(page.samples)) is not None]
+    if len({*dialects}) > 1:
+        raise InputError(
+            f"the pages are of two servers, {' and '.join(dialects)}; give an earlier and a later one of one"
+        )
+    engines = engines_of(after)
+    if engines > 1:
+        notes.append(f"the page tells of {engines} engines: running and waiting are those of one of them, on average")
     return _measured(
         of_pages(before, after, window_s=known.window_s), setup_facts(after), _served_model(after), known, notes
     )
@@ -138,7 +154,7 @@ def _of_summary(
     evidence = of_summary(row, config, source=source)
     if row.get("source") != "simulated":
         return replace(_measured(evidence, {}, config.get("model"), known, notes), summary=row, config=config)
-    if config.get("disagg") or config.get("fleet") or (config.get("replicas") or 1) > 1:
+    if any(config.get(name) for name in ("disagg", "fleet", "autoscale")) or (config.get("replicas") or 1) > 1:
         notes.append(f"{source}: a fleet's figures are taken together, without the limits of its servers")
         return Subject(evidence=replace(evidence, max_num_seqs=None, max_num_batched_tokens=None, num_blocks=None))
     asked = {key: config[key] for key in SERVER_CHECKS if config.get(key) is not None}
@@ -153,6 +169,8 @@ def _measured(evidence: Evidence, facts: Mapping[str, str], model: object, known
     flags, given = known.flags, known.given
     if flags is not None and evidence.dialect not in (None, flags.dialect):
         notes.append(f"the flags are those of {flags.dialect}, the metrics those of {evidence.dialect}")
+    if evidence.counter_resets:
+        notes.append("the counters started again: the server did, or the later of two pages is given first")
     evidence = with_flags(evidence, given)
     if "hardware" not in given:
         return Subject(evidence=evidence, facts=facts)

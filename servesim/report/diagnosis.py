@@ -17,6 +17,11 @@ Json = Mapping[str, Any]
 
 WIDTH, INDENT = 100, 15
 _FRACTIONS = {"kv_peak", "prefix_hit_rate"}
+_NOTHING = {
+    False: "nothing binds: the server does what it is asked to",
+    True: "not clear: requests wait, and nothing that is known of the server says what for",
+    None: "not clear: nothing that is known of the server says whether requests wait",
+}
 _LATENCY = re.compile(r".*_p[0-9]+")
 
 
@@ -24,7 +29,7 @@ def diagnosis_text(body: Json) -> str:
     """Return the text of a diagnosis; it ends with a newline."""
     lines = list(_rows(body))
     if not body["findings"]:
-        lines += _line("binds", "nothing binds: the server does what it is asked to")
+        lines += _line("binds", _NOTHING[body["queueing"]])
     for number, finding in enumerate(body["findings"]):
         lines += _finding(finding, body["evidence"].get("dialect"), first=number == 0)
         if number == 0 and body.get("tried"):

@@ -104,6 +104,7 @@ COMPARE = {
 
 DIAGNOSE = {
     "binds": "text|null: the budget",
+    "queueing": "flag|null: whether requests wait to be admitted",
     "findings": [
         {
             "rule": "text",
