@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from servesim.cli.plan import TUNED, build_parser, plan_spec
+from servesim.report.schemas.registry import schema
 from tests.command import servesim
 from tests.extent import same_on_every_interpreter
+from tests.json_schema import problems
 
 SMALL = (
     "plan",
@@ -116,6 +118,34 @@ class Plan(unittest.TestCase):
         text = Path(one).read_text(encoding="utf-8")
         Path(other).write_text(text.replace('"too_short":false', '"too_short":true'), encoding="utf-8")
         self.assertIn("came out differently", servesim("plan", "--from", one, other).err)
+
+    def test_a_shard_that_never_wrote_its_header_is_one_that_lacks_everything(self) -> None:
+        one, two = self.path("1.jsonl"), self.path("2.jsonl")
+        servesim(*SMALL, "--shard", "1/2", "-o", one)
+        for rest in ("", '{"kind":"head'):
+            Path(two).write_text(rest, encoding="utf-8")
+            merged = servesim("plan", "--from", two, one, "--jobs", "1")
+            self.assertIn("what was lost is computed again", merged.err)
+            self.assertEqual(merged.out, servesim(*SMALL).out)
+            self.assertIn("2.jsonl: no header of a plan's shard", servesim("plan", "--from", two).err)
+
+    def test_a_row_with_something_else_in_a_field_s_place_is_named(self) -> None:
+        one, other = self.path("1.jsonl"), self.path("2.jsonl")
+        servesim(*SMALL, "--shard", "1/4", "-o", one)
+        header, line = Path(one).read_text(encoding="utf-8").splitlines()
+        row = json.loads(line)
+        for field, value in (("rate", "x"), ("at", None), ("probes", 7), ("seed", True), ("next_rate", [1])):
+            Path(other).write_text(f"{header}\n{json.dumps(row | {field: value})}\n", encoding="utf-8")
+            said = servesim("plan", "--from", other, "--quiet")
+            self.assertEqual((said.code, said.err.count("\n")), (2, 1), said.err)
+            self.assertIn(f"2.jsonl:2: {field} is ", said.err)
+
+    def test_the_row_of_a_candidate_that_cannot_do_it_is_what_its_schema_says(self) -> None:
+        for more in (("--slo", "ttft_p95=1ms"), ("--model", "llama-3.1-70b")):
+            said = servesim(*SMALL, *more, "--shard", "1/1")
+            for line in map(json.loads, said.out.splitlines()):
+                with self.subTest(more=more, line=line["kind"]):
+                    self.assertEqual(problems(schema("plan-shard"), line, strict=True), [])
 
     def test_what_cannot_be_planned_is_one_line(self) -> None:
         broken = self.path("broken.jsonl")

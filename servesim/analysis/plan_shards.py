@@ -96,7 +96,9 @@ def read_shards(paths: Sequence[str]) -> tuple[dict[str, Any], str, list[Row], l
         lines, cut = _lines(path)
         if cut:
             notes.append(f"{path} was cut in the midst of a line; what was lost is computed again")
-        if not lines or lines[0][1].get("schema") != SCHEMA:
+        elif not lines:
+            notes.append(f"{path} is empty; what was lost is computed again")
+        if lines and lines[0][1].get("schema") != SCHEMA:
             raise InputError(f"{path}: no header of a plan's shard, must begin with schema {SCHEMA}")
         for number, line in lines:
             if line.get("kind") == "header":
@@ -107,11 +109,28 @@ def read_shards(paths: Sequence[str]) -> tuple[dict[str, Any], str, list[Row], l
             unit = line.get("unit")
             if not isinstance(unit, str):
                 raise InputError(f"{path}:{number}: no row of a plan")
+            _check_row(f"{path}:{number}", line)
             if rows.setdefault(unit, line) != line:
                 raise InputError(f"{path}:{number}: {unit} came out differently in another file")
     if header is None or not isinstance(header.get("config"), dict):
-        raise InputError("no shards to read")
+        raise InputError(f"{paths[0]}: no header of a plan's shard, must begin with schema {SCHEMA}")
     return header["config"], str(header.get("plan")), list(rows.values()), notes
+
+
+_NUMBER = (int, float, type(None))
+_ALWAYS: dict[str, tuple[type, ...]] = {"candidate": (str,), "seed": (int,), "rate": _NUMBER}
+_SEARCHED: dict[str, tuple[type, ...]] = {"estimate": _NUMBER, "next_rate": _NUMBER, "probes": (list,)}
+_FOUND: dict[str, tuple[type, ...]] = {"at": (dict,)}
+
+
+def _check_row(where: str, row: Row) -> None:
+    """Raise `InputError` for a row that lacks what the plan reckons with, or has something else in its place."""
+    expected = _ALWAYS | (_SEARCHED if row.get("impossible") is None else {})
+    if row.get("rate") is not None:
+        expected |= _FOUND
+    for name, kinds in expected.items():
+        if name not in row or isinstance(row[name], bool) or not isinstance(row[name], kinds):
+            raise InputError(f"{where}: {name} is {shown(row[name]) if name in row else 'missing'}; is the row whole?")
 
 
 def _lines(path: str) -> tuple[list[tuple[int, dict[str, Any]]], bool]:
