@@ -147,6 +147,18 @@ class Plan(unittest.TestCase):
                 with self.subTest(more=more, line=line["kind"]):
                     self.assertEqual(problems(schema("plan-shard"), line, strict=True), [])
 
+    def test_the_corners_of_a_grid_whose_options_do_not_go_together_are_left_out_and_noted(self) -> None:
+        base = ("plan", "--jobs", "1", "--requests", "60", "--slo", "ttft_p95=2s", "--hardware", "l4-24gb")
+        seats, budgets = ("--max-num-seqs", "1,512"), ("--max-num-batched-tokens", "64,8192")
+        said = servesim(*base, *seats, *budgets)
+        self.assertEqual(said.code, 0, said.err)
+        self.assertIn("searched     3 candidates", said.out)
+        self.assertIn("left out of the grid: max_num_batched_tokens is 64, must be at least max_num_seqs", said.err)
+        models = ("--model", "llama-3.1-8b,smollm2-135m", "--tensor-parallel-size", "1,2")
+        self.assertIn("left out of the grid: tensor_parallel_size is 2", servesim(*base, *models).err)
+        alone = servesim(*base, "--max-num-seqs", "512", "--max-num-batched-tokens", "64")
+        self.assertEqual((alone.code, alone.out, alone.err.count("\n")), (2, "", 1))
+
     def test_what_cannot_be_planned_is_one_line(self) -> None:
         broken = self.path("broken.jsonl")
         Path(broken).write_text("nonsense\n", encoding="utf-8")

@@ -71,6 +71,28 @@ def candidates(servers: Sequence[ServerSpec], fleets: Sequence[FleetSpec]) -> li
     return list(found.values())
 
 
+def possible(found: Sequence[Candidate], notes: list[str]) -> list[Candidate]:
+    """Return the candidates whose options go together, and note the others; raise `InputError` if there are none.
+
+    A grid has corners: more sequences than tokens per step, devices that do not divide a model's heads.
+    """
+    refused: dict[str, InputError] = {}
+    kept = []
+    for candidate in found:
+        try:
+            build_deployment(candidate.server, candidate.fleet)
+        except CapacityError:
+            pass  # which the plan tells in its own words
+        except InputError as error:
+            refused.setdefault(str(error), error)
+            continue
+        kept.append(candidate)
+    if not kept:
+        raise next(iter(refused.values()))
+    notes += [f"left out of the grid: {told}" for told in refused]
+    return kept
+
+
 def prices_an_hour(found: Sequence[Candidate], prices: Sequence[str]) -> dict[str, float]:
     """Return the price of every device among the candidates; empty if there are no `prices`.
 

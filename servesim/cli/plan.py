@@ -11,7 +11,7 @@ from typing import Any
 from servesim.analysis.plan import Planner, PlanSpec
 from servesim.analysis.plan_document import plan_body
 from servesim.analysis.plan_shards import ShardWriter, parse_shard, plan_digest, read_shards
-from servesim.analysis.plan_space import DEFAULT_LINK, candidates, prices_an_hour
+from servesim.analysis.plan_space import DEFAULT_LINK, candidates, possible, prices_an_hour
 from servesim.analysis.plan_units import Question, Unit, workers
 from servesim.analysis.sweep import grid
 from servesim.cli.fleet_options import FLEET
@@ -185,7 +185,7 @@ def plan_spec(values: dict[str, Any], console: Console | None = None) -> PlanSpe
             del tried["prefix_caching"]
         axes |= tried
     servers = [server_spec(values | point) for point in grid(axes)]
-    found = candidates(servers, _fleets(values))
+    found = possible(candidates(servers, _fleets(values)), notes)
     prices = prices_an_hour(found, parse_prices(values.get("price", ()), "price"))
     for note in notes:
         if console is not None:
