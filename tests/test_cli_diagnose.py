@@ -76,6 +76,19 @@ class Diagnoses(unittest.TestCase):
         self.assertIn("nothing that is known of the server says whether requests wait", servesim("diagnose", bare).out)
         self.assertIs(self.json(f"{CAPTURES}/llamacpp-metrics-after.txt")["queueing"], False)
 
+    def test_a_server_whose_clients_gave_up_is_not_healthy(self) -> None:
+        report = str(self.folder / "given-up.json")
+        load = "--rate 20 --requests 60 --client-timeout 1s --json --quiet".split()
+        servesim("simulate", "--hardware", "l4-24gb", *load, "-o", report)
+        said = servesim("diagnose", report)
+        self.assertIn("not clear: 60 requests failed (timeout), and nothing that is", said.out)
+        self.assertNotIn("does what it is asked to", said.out)
+
+    def test_a_report_with_a_text_for_its_errors_is_refused_in_one_line(self) -> None:
+        report = json.loads(servesim("simulate", "--requests", "4", "--json", "--quiet").out)
+        said = servesim("diagnose", self.file("broken.json", json.dumps(report | {"errors": "x"})))
+        self.assertEqual((said.code, said.err.count("\n")), (2, 1), said.err)
+
     def test_pages_of_two_servers_are_refused_and_pages_in_the_wrong_order_are_noted(self) -> None:
         vllm = [f"{CAPTURES}/vllm-metrics-{when}.txt" for when in ("after", "before")]
         said = servesim("diagnose", vllm[0], f"{CAPTURES}/llamacpp-metrics-after.txt")

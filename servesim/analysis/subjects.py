@@ -144,8 +144,10 @@ def _of_document(path: str, content: str, known: Known, notes: list[str]) -> Ite
             point = row.get("swept") or {key: row[key] for key in ("concurrency", "rate") if key in row}
             subject = _of_summary(row, {**config, **point}, f"{path} row {number}", known, notes)
             yield replace(subject, point=point)
-    except (KeyError, TypeError, AttributeError) as error:
+    except KeyError as error:
         raise InputError(f"{path}: lacks {error} of a report") from error
+    except (TypeError, AttributeError, ValueError) as error:
+        raise InputError(f"{path}: is not what a report is: {error}") from error
 
 
 def _of_summary(

@@ -17,11 +17,6 @@ Json = Mapping[str, Any]
 
 WIDTH, INDENT = 100, 15
 _FRACTIONS = {"kv_peak", "prefix_hit_rate"}
-_NOTHING = {
-    False: "nothing binds: the server does what it is asked to",
-    True: "not clear: requests wait, and nothing that is known of the server says what for",
-    None: "not clear: nothing that is known of the server says whether requests wait",
-}
 _LATENCY = re.compile(r".*_p[0-9]+")
 
 
@@ -29,7 +24,7 @@ def diagnosis_text(body: Json) -> str:
     """Return the text of a diagnosis; it ends with a newline."""
     lines = list(_rows(body))
     if not body["findings"]:
-        lines += _line("binds", _NOTHING[body["queueing"]])
+        lines += _line("binds", _nothing(body))
     for number, finding in enumerate(body["findings"]):
         lines += _finding(finding, body["evidence"].get("dialect"), first=number == 0)
         if number == 0 and body.get("tried"):
@@ -41,6 +36,19 @@ def diagnosis_text(body: Json) -> str:
         lines += _line("surer with", told)
     lines += _line("not evidence", body["gpu_utilisation"])
     return "\n".join(lines) + "\n"
+
+
+def _nothing(body: Json) -> str:
+    """Return what to say where no rule holds: that all is well only where nothing is seen to be wrong."""
+    evidence, queueing = body["evidence"], body["queueing"]
+    wrong = [f"{count:,} requests failed ({kind})" for kind, count in evidence.get("errors", {}).items()]
+    wrong += [f"{name} is missed" for name in evidence.get("missed", ())]
+    wrong += ["requests wait"] if queueing else []
+    if wrong:
+        return f"not clear: {', '.join(wrong)}, and nothing that is known of the server says why"
+    if queueing is None:
+        return "not clear: nothing that is known of the server says whether requests wait"
+    return "nothing binds: the server does what it is asked to"
 
 
 def _rows(body: Json) -> Iterator[str]:
