@@ -281,6 +281,15 @@ class RefusalTest(TraceCase):
                 said = servesim("trace", *argv, "--quiet")
                 self.assertEqual((said.code, said.out, said.err), (2, "", f"error: {message}\n"))
 
+    def test_a_curve_of_too_many_rows_is_refused_before_anything_is_written(self) -> None:
+        sample = "fixtures/traces/azure-2023.csv"
+        for every in ("1ns", "1us"):
+            said = servesim("trace", "rates", sample, "--every", every, "--quiet")
+            self.assertEqual((said.code, said.out), (2, ""))
+            self.assertIn("s comes to more than 1,000,000 rows", said.err)
+        timeless = servesim("trace", "rates", "fixtures/traces/sharegpt.json", "--every", "1s", "--quiet")
+        self.assertEqual((timeless.code, timeless.out), (2, ""))
+
     def test_standard_input_that_was_read_is_not_read_again(self) -> None:
         with mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(b""))):
             sys.stdin.close()

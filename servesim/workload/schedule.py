@@ -142,12 +142,12 @@ def schedule_of(arrival_s: Iterable[float], every_s: float) -> RateSchedule:
     for at in arrival_s:
         if at == at:
             place = int(at // every_s)
+            if place >= MAX_ROWS - 1:
+                raise InputError(f"a row every {every_s:g} s comes to more than {MAX_ROWS:,} rows")
             counts.extend([0] * (place + 1 - len(counts)))
             counts[place] += 1
     if not counts:
         raise InputError("a trace without times has no rates")
-    if len(counts) >= MAX_ROWS:
-        raise InputError(f"a row every {every_s:g} s comes to {len(counts):,} rows, must be {MAX_ROWS:,} or fewer")
     around = zip((counts[0], *counts), (*counts, counts[-1]), strict=True)
     rates = [(before + after) / (2 * every_s) for before, after in around]
     curve = RateSchedule(tuple(place * every_s for place in range(len(rates))), tuple(rates))
