@@ -167,6 +167,8 @@ class Options(Curve):
             {"autoscale": "5:4"},
             {"autoscale": "4"},
             {"autoscale": "1:4", "scale_on": "mood"},
+            {"autoscale": "1:4", "scale_on": "kv", "scale_target": 80},
+            {"autoscale": "1:4", "scale_on": "kv", "scale_target": 1.5},
             {"autoscale": "1:4", "scale_target": 0},
             {"autoscale": "1:4", "replicas": 2},
             {"autoscale": "1:4", "disagg": "1:1"},

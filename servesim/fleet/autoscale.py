@@ -48,6 +48,9 @@ class Scaling:
             raise suggest("figure to scale on", self.on, FIGURES)
         if not 0.0 < self.target < math.inf:
             raise InputError(f"target is {self.target}, must be above 0")
+        figure = FIGURES[self.on]
+        if self.target > figure.most:
+            raise InputError(f"target is {self.target:g}, must be at most {figure.most:g}; {self.on} is {figure.about}")
         for name in ("cold_start_s", "cool_down_s", "every_s", "window_s", "tolerance"):
             if not 0.0 <= getattr(self, name) < math.inf:
                 raise InputError(f"{name} is {getattr(self, name)}, must be 0 or more")
@@ -221,6 +224,8 @@ class Figure:
     value: Callable[[ScaledFleet, float], float]
     target: float  # where none is given
     recent: bool = False
+    most: float = math.inf  # that it can be
+    is_time: bool = False
 
 
 def _waiting(fleet: ScaledFleet, now: float) -> float:
@@ -264,7 +269,7 @@ def _ttft_p95(fleet: ScaledFleet, now: float) -> float:
 
 FIGURES: dict[str, Figure] = {
     "waiting": Figure("waiting requests per replica", _waiting, 4.0),
-    "kv": Figure("part of the KV blocks in use, 0 to 1", _kv, 0.7),
+    "kv": Figure("part of the KV blocks in use, 0 to 1", _kv, 0.7, most=1.0),
     "concurrency": Figure("requests in flight per replica", _concurrency, 16.0),
-    "ttft_p95": Figure("p95 of TTFT over the window, a time", _ttft_p95, 1.0, recent=True),
+    "ttft_p95": Figure("p95 of TTFT over the window, a time", _ttft_p95, 1.0, recent=True, is_time=True),
 }

@@ -210,6 +210,7 @@ class FleetSpec:
             for name in _SCALING:
                 if getattr(self, name) is not None:
                     raise InputError(f"{name} is given, but nothing grows or shrinks; give --autoscale, such as 1:8")
+        self.scaling()  # which refuses a target that its figure cannot reach
         if self.is_apart and self.link_bytes_per_s is None:
             raise InputError("prefill and decode apart need a link; give its bandwidth, such as --link 25GB/s")
         if not self.is_apart:

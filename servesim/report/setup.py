@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from servesim.engine.offload import DEFAULT_LINK
+from servesim.fleet.autoscale import FIGURES
 from servesim.report.numbers import bandwidth
 from servesim.units import format_duration
 
@@ -94,7 +95,9 @@ def _beside(config: Mapping[str, Any]) -> list[str]:
         parts.append(f"{config['max_loras']} adapters of rank {config.get('adapter_rank', 16)}")
     if config.get("autoscale"):
         start, rest = (format_duration(config[key]) for key in ("cold_start_s", "cool_down_s"))
-        parts.append(f"autoscale {config['autoscale']} on {config['scale_on']} {config['scale_target']:g}")
+        on, at = config["scale_on"], config["scale_target"]
+        target = format_duration(at) if on in FIGURES and FIGURES[on].is_time else f"{at:g}"
+        parts.append(f"autoscale {config['autoscale']} on {on} {target}")
         parts.append(f"cold start {start}, cool-down {rest}")
     return parts
 
