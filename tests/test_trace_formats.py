@@ -214,6 +214,21 @@ class MeaningTest(FormatCase):
         )
         self.assertEqual(rows(self.read('{"ts": 1765000000, "input_tokens": 9, "output_tokens": 3}')), [(0.0, 9, 3)])
 
+    def test_an_access_log_may_begin_with_a_request_that_failed(self) -> None:
+        trace = self.read('{"ts": 1764999999, "status": 500, "error": "boom"}\n' + LOG)
+        self.assertEqual((trace.format, rows(trace)), ("access-log", [(0.0, 9, 3)]))
+
+    def test_no_more_of_a_prompt_is_cached_than_there_is(self) -> None:
+        details = '"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 50}'
+        notes = " ".join(self.read(LOG.replace('"prompt_tokens": 9', details)).notes)
+        self.assertIn("had 100.0% of the prompt tokens", notes)
+
+    def test_requests_without_a_time_among_others_that_have_one_are_counted(self) -> None:
+        text = LOG + LOG.replace("ts", "timestamp")
+        self.assertIn("1 of 2 requests have no ts", " ".join(self.read(text).notes))
+        self.assertEqual(self.refused(text, arrivals_required=True), "t:2: ts is missing")
+        self.assertNotIn("have no", " ".join(self.sample("servesim.jsonl").notes))
+
     def test_of_several_times_one_is_chosen_and_named(self) -> None:
         self.assertIn("taken from timestamp, not from created", " ".join(self.sample("access-log.jsonl").notes))
 

@@ -97,6 +97,9 @@ class TraceRows:
 
     def finish(self) -> Requests:
         """Return the columns in order of arrival; raise InputError for what does not fit together, with its line."""
+        untimed = sum(row not in self._session for row, at in enumerate(self._arrival_s) if at != at)
+        if self.clock is not None and untimed:
+            self.notes.append(f"{untimed:,} of {len(self):,} requests have no {self.clock.field}")
         self._shift_to_first()
         order = self._order()
         requests = Requests()

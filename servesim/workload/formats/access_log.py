@@ -45,6 +45,7 @@ def _recognises(head: TraceHead) -> bool:
         or "completion_tokens" in head.first
         or head.first.keys() >= {"input_tokens", "output_tokens"}
         or (isinstance(response, dict) and "usage" in response)
+        or (bool(head.first) and '"usage"' in head.text)  # of a later line, where the first request failed
     )
 
 
@@ -69,7 +70,7 @@ def _rows(file: TraceFile, facts: TraceFacts) -> Rows:
         if prompt_name is None:
             raise InputError(f"{_PROMPT[0]} is missing")
         prompt_tokens = token_count(usage[prompt_name], prompt_name)
-        cached[0] += _cached(usage)
+        cached[0] += min(_cached(usage), prompt_tokens)
         cached[1] += prompt_tokens
         return {
             "timestamp": record.get(facts.time_field or TIMES[0]),
