@@ -103,6 +103,11 @@ class Laws(unittest.TestCase):
             with self.subTest(**options), self.assertRaises(InputError):
                 simulate(requests=1, **options)
 
+    def test_an_acceptance_that_is_none_is_told_how_a_list_is_written(self) -> None:
+        for acceptance in ("0.9,0.6,0.3", "1.2", "-0.1", "0.9::0.3", "", "often"):
+            with self.subTest(acceptance=acceptance), self.assertRaisesRegex(InputError, "such as 0.9:0.7:0.5"):
+                simulate(spec_tokens=3, acceptance=acceptance)
+
     def test_a_sweep_may_go_down_to_no_draft_at_all(self) -> None:
         base: dict[str, Any] = {"requests": 8, "prompt_tokens": "50", "output_tokens": "20"}
         plain, none = (simulate(**base, **more) for more in ({}, {"spec_tokens": 0, "acceptance": "0.7"}))

@@ -89,7 +89,11 @@ def switch(value: Any, name: str) -> bool:
 def acceptance(value: Any, name: str) -> str:
     """Check for probabilities that a drafted token is accepted: one, or one for each position, `0.9:0.8:0.6`."""
     parts = str(value).split(":") if isinstance(value, (str, float, int)) and not isinstance(value, bool) else [""]
-    each = [parse_finite(part, name, minimum=0.0, maximum=1.0) for part in parts]
+    try:
+        each = [parse_finite(part, name, minimum=0.0, maximum=1.0) for part in parts]
+    except InputError:
+        wrong = f"{name} is {shown(value)}, must be a probability from 0 to 1, or one a position, such as 0.9:0.7:0.5"
+        raise InputError(wrong) from None
     return ":".join(f"{probability:g}" for probability in each)
 
 
