@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
 from collections.abc import Iterator
 from importlib import import_module
 from multiprocessing import active_children
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -51,6 +54,29 @@ class Verbs(unittest.TestCase):
                 said = servesim(*argv, "--help")
                 self.assertEqual((said.code, said.err), (0, ""))
                 self.assertTrue(said.out.startswith("examples:\n  servesim "), said.out[:40])
+
+    def test_no_verb_writes_over_a_file_that_it_reads(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            run, trace, table = (os.path.join(folder, name) for name in ("run.jsonl", "trace.jsonl", "table.csv"))
+            self.assertEqual(servesim("simulate", "--requests", "2", "--save", run, "--quiet").code, 0)
+            shutil.copy(ROOT / "fixtures" / "burst.jsonl", trace)
+            shutil.copy(ROOT / "fixtures" / "m4-pro.csv", table)
+            other = os.path.join(folder, ".", "run.jsonl")
+            for argv in (
+                ("report", run, "-o", other),
+                ("compare", run, run, "-o", run),
+                ("diagnose", run, "-o", run),
+                ("trace", "convert", trace, "-o", trace),
+                ("simulate", "--trace", trace, "--save", trace),
+                ("simulate", "--config", run, "-o", run),
+                ("calibrate", table, "-o", table),
+            ):
+                with self.subTest(argv=argv[:2]):
+                    before = [Path(path).read_bytes() for path in (run, trace, table)]
+                    said = servesim(*argv)
+                    self.assertEqual((said.code, said.out), (2, ""))
+                    self.assertRegex(said.err, "^error: --(output|save) is .*, which is read; give the result a file")
+                    self.assertEqual([Path(path).read_bytes() for path in (run, trace, table)], before)
 
     def test_help_says_how_values_are_written_and_breaks_no_word(self) -> None:
         for verb in ("simulate", "serve", "trace", "watch"):

@@ -42,7 +42,7 @@ FIT = Group(
         Option("--fit", "fit", "a comma list of the model's parameters, free of any guess", text, "NAMES",
                "all that make sense"),
         Option("--output", "output", "write the fitted device to FILE, for --hardware FILE", text, "FILE",
-               aliases=("-o",)),
+               aliases=("-o",), writes=True),
     ),
 )  # fmt: skip
 

@@ -180,10 +180,12 @@ SERVER_GROUPS = (DEVICE, LIMITS, QUEUE, SPECULATION, TIERS, ADAPTERS, COST)
 CONFIG = Option("--config", "config_file", "take every option from a document servesim wrote; flags win", text, "FILE")
 LIKE = Option("--like", "like", "start from a run that loadgen measured: its server and its load", text, "RUN")
 JSON = Option("--json", "json", "print one JSON document instead of text")
-OUTPUT = Option("--output", "output", "write the result to FILE, whole or not at all", text, "FILE", aliases=("-o",))
+OUTPUT = Option(
+    "--output", "output", "write the result to FILE, whole or not at all", text, "FILE", aliases=("-o",), writes=True
+)
 PLOT = Option("--plot", "plot", "draw it below the text: sparklines and a histogram, or bars of the rows")
 QUIET = Option("--quiet", "quiet", "no progress, no notes, no warnings on stderr")
-SAVE = Option("--save", "save", "save every request's record to FILE (JSON lines)", text, "FILE")
+SAVE = Option("--save", "save", "save every request's record to FILE (JSON lines)", text, "FILE", writes=True)
 TOKEN_TIMES = Option("--token-times", "token_times", "with --save: also the time of every token")
 JOBS = Option("--jobs", "jobs", "processes; the result does not depend on it", count(maximum=1024), default="1")
 

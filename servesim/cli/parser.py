@@ -7,6 +7,7 @@ a document's JSON value alike. This module knows no option by name.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +17,7 @@ from itertools import product
 from typing import Any, NoReturn
 
 from servesim.errors import InputError
-from servesim.units import parse_list, suggest
+from servesim.units import parse_list, shown, suggest
 
 WIDTH = 100  # of the text above the options
 
@@ -50,6 +51,7 @@ class Option:
     swept: bool = False  # `sweep` takes a comma list of values
     repeat: bool = False  # may be given again; the value is a list
     join: str = ""  # may be given again; the value is one text, its parts joined by this
+    writes: bool = False  # the value is a file that is written over
 
 
 @dataclass(slots=True, frozen=True)
@@ -157,7 +159,19 @@ class Parser(argparse.ArgumentParser):
         for key, value in given.items():
             if value == [] or (isinstance(value, list) and [] in value):  # argparse takes `--flag=--` for no value
                 raise InputError(f"{self.options[key].flag} is '--', which is no value")
+        self._keep_what_is_read(given)
         return given
+
+    def _keep_what_is_read(self, given: dict[str, Any]) -> None:
+        """Refuse to write over a file that is named as something to read."""
+        written = [option for option in self.options.values() if option.writes and option.key in given]
+        others = [value for key, value in given.items() if key not in {option.key for option in written}]
+        texts = [text for value in others for text in (value if isinstance(value, list) else [value])]
+        named = {path for text in texts if isinstance(text, str) for path in (text, text.partition("#")[0])}
+        for option in written:
+            path = given[option.key]
+            if os.path.isfile(path) and any(os.path.isfile(each) and os.path.samefile(path, each) for each in named):
+                raise InputError(f"{option.flag} is {shown(path)}, which is read; give the result a file of its own")
 
     @property
     def options(self) -> dict[str, Option]:
