@@ -19,7 +19,7 @@ from servesim.report.figures import FIGURES, draw
 from servesim.report.gaps import gaps_of
 from servesim.report.lanes import PHASES, chosen_lanes, request_lanes, spans_of
 from servesim.report.material import Material
-from servesim.report.roofline_picture import device_of, roofline
+from servesim.report.roofline_picture import device_of, roofline, step_places
 from servesim.report.series import counted, kv_use, output_rate, run_end_s, running, step_tokens, token_weights, waiting
 from servesim.report.svg import HEIGHT, WIDTH, escape, line_path, steps_path
 from servesim.report.thin import cloud_points, evenly, line_points, means
@@ -324,9 +324,20 @@ class Pictures(unittest.TestCase):
         self.assertEqual(round(device.hardware.ridge_flop_per_byte), 47)
         self.assertAlmostEqual(device.batch_1_intensity, 1.0)
 
-    def test_no_step_stands_above_the_roof(self) -> None:
-        from servesim.report.roofline_picture import step_places
+    def test_a_run_on_another_device_is_told_as_that(self) -> None:
+        figure = roofline(Material("t", [named(burst(), "one"), named(divided(), "two")]))
+        assert figure is not None
+        self.assertIn("two ran llama-3.1-8b on h100-sxm-80gb, whose roof is not drawn.", figure.caption)
+        self.assertEqual(outside(figure), [])
+        own = device_of(divided().config)
+        assert own is not None
+        highest = max(reached for _, reached, _ in step_places(divided(), own))
+        self.assertGreater(figure.panels[0].y.high, highest)
+        alike = roofline(Material("t", [named(burst(), "one"), named(burst(True), "two")]))
+        assert alike is not None
+        self.assertNotIn("not drawn", alike.caption)
 
+    def test_no_step_stands_above_the_roof(self) -> None:
         run = burst()
         device = device_of(run.config)
         assert device is not None

@@ -97,7 +97,8 @@ def roofline(material: Material) -> Figure | None:
     device = next((device for device in known if device is not None), None)
     if device is None:
         return None
-    steps = [(number, list(step_places(named.run, device))) for number, named in enumerate(runs)]
+    own = [device_of(named.run.config) or device for named in runs]
+    steps = [(number, list(step_places(named.run, own[number]))) for number, named in enumerate(runs)]
     means = [(number, place) for number, named in enumerate(runs) if (place := mean_place(named.run, device))]
     places = [place for _, cloud in steps for place in cloud]
     panel = _axes(device, [(x, y) for x, y, _ in places] + [place for _, place in means])
@@ -117,7 +118,13 @@ def roofline(material: Material) -> Figure | None:
     for number, place in means:
         panel.mark(dots_path([panel.point(*place)]), f"square s{number}")
         keys.append(Key(f"square s{number}", "square", f"{runs[number].name}, on average"))
-    return Figure(name="roofline", title="Roofline", caption=_caption(device), panels=[panel], keys=keys)
+    others = [
+        f"{named.name} ran {each.model.name} on {each.hardware.name}, whose roof is not drawn."
+        for named, each in zip(runs, own, strict=True)
+        if (each.model.name, each.hardware.name) != (device.model.name, device.hardware.name)
+    ]
+    caption = " ".join([_caption(device), *others])
+    return Figure(name="roofline", title="Roofline", caption=caption, panels=[panel], keys=keys)
 
 
 def step_places(run: Run, device: Device) -> Iterator[tuple[float, float, bool]]:
@@ -153,7 +160,9 @@ def _axes(device: Device, places: list[tuple[float, float]]) -> Panel:
     lowest = min([device.roof(least, hardware.mfu, hardware.mbu), *(y for _, y in places)]) / 1.3
     panel = Panel(
         logarithmic("arithmetic intensity, FLOP per byte read (log)", least, most),
-        logarithmic("TFLOP/s (log)", lowest, hardware.tflops * TERA * 1.5, divisor=TERA),
+        logarithmic(
+            "TFLOP/s (log)", lowest, max([hardware.tflops * TERA, *(y for _, y in places)]) * 1.5, divisor=TERA
+        ),
         300,
     )
     low, high = panel.x.low, panel.x.high
