@@ -12,8 +12,10 @@ from typing import Any
 from unittest import mock
 
 from servesim.client.health import KERNEL_STAMPS
+from servesim.errors import RunError
 from servesim.serve import connection as connection_module
 from servesim.serve.arrival import ask_for_stamps, came_at
+from servesim.serve.loop import listen
 from tests.serve_case import LiveServer, events, eventually
 
 CHAT = "/v1/chat/completions"
@@ -135,6 +137,19 @@ class Connections(unittest.TestCase):
             self.assertTrue(read_to_end(sock).startswith(b"HTTP/1.1 408 "))
         with mock.patch.object(connection_module, "FIRST_BYTE_TIMEOUT_S", 0.2), self.server.open() as sock:
             self.assertEqual(read_to_end(sock), b"")
+
+    def test_where_it_cannot_listen_the_remedy_is_the_one_that_helps(self) -> None:
+        taken = self.server.port
+        for host, port, told in (
+            ("127.0.0.1", taken, "address already in use; choose another port"),
+            ("192.0.2.1", 0, "give an address of this machine"),
+        ):
+            with self.subTest(host=host), self.assertRaisesRegex(RunError, told):
+                listen(host, port)
+        unknown = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        told = "not known; give an address of this machine"
+        with mock.patch.object(socket, "getaddrinfo", side_effect=unknown), self.assertRaisesRegex(RunError, told):
+            listen("nobody.invalid", 0)
 
     def test_pages_of_other_origins_may_read_answers(self) -> None:
         asked = {"Origin": "http://a", "Access-Control-Request-Method": "POST"}

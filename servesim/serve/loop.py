@@ -78,7 +78,9 @@ def listen(host: str, port: int) -> socket.socket:
         listener.bind(address)
         listener.listen(BACKLOG)
     except OSError as error:
-        raise RunError(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port") from None
+        is_foreign = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        remedy = "give an address of this machine" if is_foreign else "choose another port"
+        raise RunError(f"cannot listen on {host}:{port}: {(error.strerror or str(error)).lower()}; {remedy}") from None
     listener.setblocking(False)
     return listener
 
