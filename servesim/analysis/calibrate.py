@@ -17,7 +17,7 @@ from typing import Any
 
 from servesim.analysis.advice import hints, parted, unphysical
 from servesim.analysis.fit import Parameter, Solution, least_squares
-from servesim.analysis.fittable import FITTABLE, ROOFLINE_BOUNDS
+from servesim.analysis.fittable import FITTABLE, ROOFLINE_BOUNDS, begun
 from servesim.analysis.measurement import Measurement
 from servesim.catalog.hardware import HARDWARE, Hardware
 from servesim.catalog.hardware_file import device_document
@@ -178,6 +178,11 @@ def calibrate(
             found += trial.residuals(trial.predict())
         return found
 
+    other = [begun(parameter, base, measurements) for parameter in parameters]
+    if other != parameters:
+        starts = ([parameter.start for parameter in each] for each in (parameters, other))
+        here, there = (math.fsum(residual**2 for residual in residuals(start)) for start in starts)
+        parameters = other if there < here else parameters
     solution = least_squares(
         residuals, parameters, tolerance=tolerance, max_evaluations=max_evaluations, careful=careful
     )

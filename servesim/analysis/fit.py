@@ -38,7 +38,8 @@ class Parameter:
     high: float
     log: bool = True
     scale: float = 1.0
-    prior: float | None = None  # standard error of `start` as a guess, in the parameter's own coordinate
+    prior: float | None = None  # standard error of the guess, in the parameter's own coordinate
+    guess: float | None = None  # what a prior holds it to, where that is not the start
     step: float = 0.02  # of a difference, in the parameter's own coordinate
 
     def __post_init__(self) -> None:
@@ -216,7 +217,10 @@ class _Marquardt:
 
     def _prior(self, at: Vector, place: int) -> float:
         parameter = self.parameters[place]
-        return 0.0 if parameter.prior is None else (at[place] - parameter.inside(parameter.start)) / parameter.prior
+        if parameter.prior is None:
+            return 0.0
+        guess = parameter.start if parameter.guess is None else parameter.guess
+        return (at[place] - parameter.inside(guess)) / parameter.prior
 
     def _total(self, at: Vector, residuals: Vector) -> float:
         """Return the sum of squares at a point, priors included."""

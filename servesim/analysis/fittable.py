@@ -112,6 +112,21 @@ def held(name: str, start: float, low: float, high: float, *, step: float = 0.03
     return Parameter(name=name, start=min(max(start, low), high), low=low, high=high, prior=GUESS[name], step=step)
 
 
+def begun(parameter: Parameter, base: Hardware, measurements: Sequence[Measurement]) -> Parameter:
+    """Return a held `ingest_ms` that starts where the first token at the least load says, if that is above its guess.
+
+    By its logarithm a time of a few milliseconds hardly moves anything: a search that has to make hundreds of it stops
+    at another minimum, where prompts compute too slowly instead.
+    """
+    useful = [measurement for measurement in measurements if "ttft_mean" in measurement.figures]
+    if parameter.name != "ingest_ms" or parameter.prior is None or not useful:
+        return parameter
+    least = min(useful, key=lambda measurement: measurement.concurrency)
+    beyond_s = least.figures["ttft_mean"] - least.on(base, "detailed").predict()["ttft_mean"]
+    start = min(max(parameter.start + 1e3 * beyond_s, parameter.start), parameter.high)
+    return replace(parameter, start=start, guess=parameter.start)
+
+
 def _makes_sense(name: str, base: Hardware, measurements: Sequence[Measurement]) -> bool:
     if name == "expert_mfu":
         return any(measurement.server.model.experts is not None for measurement in measurements)

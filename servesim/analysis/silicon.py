@@ -45,7 +45,7 @@ FITTED = ("mbu", "overhead_ms", "ingest_ms", "kv_mbu", "mixed_kv", "sequence_us"
 COMPUTE = {"dense": "mfu", "mixture": "expert_mfu"}
 """The efficiency of prompts, by class: a mixture computes most of a token in its experts, and those far less well."""
 
-MAX_EVALUATIONS = 22
+MAX_EVALUATIONS = 45
 MAX_CONCURRENCY = 1024
 INFERENCEMAX_LEAST = 0.8
 
