@@ -66,12 +66,12 @@ def parted(solution: Solution) -> list[str]:
     return notes
 
 
-def unphysical(solution: Solution, untold: set[str]) -> list[str]:
+def unphysical(solution: Solution, untold: set[str], *, has_peaks: bool) -> list[str]:
     """Return a sentence for each share of a datasheet's peak above 1, and for each parameter that a bound stopped."""
     warnings = []
     for parameter in solution.parameters:
         value, name = solution.values[parameter.name], parameter.name
-        if name in PHYSICAL and value > 1:
+        if name in PHYSICAL and value > 1 and has_peaks:
             warnings.append(
                 f"{name} is {value:.3g}, above 1: no device beats its datasheet, so another term is short of the truth "
                 "or the device is another one"

@@ -227,7 +227,7 @@ def _rounded(value: float) -> float:
 
 
 def _warnings(calibration: Calibration, untold: set[str]) -> list[str]:
-    warnings = unphysical(calibration.solution, untold)
+    warnings = unphysical(calibration.solution, untold, has_peaks=calibration.base.has_peaks)
     if calibration.mean_error > FINE:
         warnings.append(
             f"the points are off by {calibration.mean_error:.0%} on average: these runs are not of one server as it "

@@ -95,7 +95,7 @@ def _detailed_parameters(
     for name in wanted:
         low, high = BOUNDS[name]
         if not names:
-            high = max(1.0, start[name]) if name in PHYSICAL else high
+            high = max(1.0, start[name]) if name in PHYSICAL and base.has_peaks else high
             parameters.append(held(name, start[name], low, high))
             continue
         scale = None if low else _fastest_step_ms(measurements) if name == "overhead_ms" else start[name] or 1.0

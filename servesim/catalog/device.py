@@ -67,6 +67,11 @@ class Hardware:
         return self.overhead_ms / 1e3
 
     @property
+    def has_peaks(self) -> bool:
+        """Whether its rates are a datasheet's; a processor's are round figures, which a fit may go beyond."""
+        return self.kind != "cpu"
+
+    @property
     def ridge_flop_per_byte(self) -> float:
         """The raw ridge of the roofline: FLOPs the device can do while it reads one byte, by the datasheet."""
         return self.tflops * 1e12 / (self.bandwidth_gb_s * 1e9)
