@@ -14,7 +14,7 @@ from servesim.analysis.plan_shards import ShardWriter, parse_shard, plan_digest,
 from servesim.analysis.plan_space import DEFAULT_LINK, candidates, possible, prices_an_hour
 from servesim.analysis.plan_units import Question, Unit, workers
 from servesim.analysis.sweep import grid
-from servesim.cli.fleet_options import FLEET
+from servesim.cli.fleet_options import FLEET, PRICE
 from servesim.cli.load_options import SLO, TRACE, WORKLOAD, slos_of, workload_spec
 from servesim.cli.options import CONFIG, JOBS, JSON, OUTPUT, QUIET, SERVER_GROUPS, gather, server_spec
 from servesim.cli.output import result_to
@@ -73,14 +73,7 @@ ASKED = Group(
     (
         SLO,
         Option("--rate", "rate", "requests per second to serve: how many replicas", number(above=0.0), "R"),
-        Option(
-            "--price",
-            "price",
-            "an hour of any device, or of one, such as l4-24gb=0.7/h; a comma list",
-            text,
-            "[DEVICE=]X/h",
-            repeat=True,
-        ),
+        PRICE,
         Option("--tune", "tune", "also try values of " + ", ".join(key.replace("_", "-") for key in TUNED)),
         Option("--disagg", "disagg", "prefill:decode servers, off: together", _split, "P:D", "off", swept=True),
         Option("--seeds", "seeds", "seeds that a finalist is searched under", count(maximum=10), default="3"),
