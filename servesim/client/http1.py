@@ -120,7 +120,7 @@ def open_socket(target: Target, timeout_s: float) -> socket.socket:
     except http.client.HTTPException as error:
         connection.close()
         raise OSError(f"proxy: {error}") from None
-    except ValueError as error:  # the resolver's word for a name with an empty part
+    except UnicodeError as error:  # the resolver takes no name with an empty part
         connection.close()
         raise OSError(str(error)) from None
     except BaseException:
