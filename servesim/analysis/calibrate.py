@@ -180,9 +180,9 @@ def calibrate(
 
     other = [begun(parameter, base, measurements) for parameter in parameters]
     if other != parameters:
-        starts = ([parameter.start for parameter in each] for each in (parameters, other))
-        here, there = (math.fsum(residual**2 for residual in residuals(start)) for start in starts)
-        parameters = other if there < here else parameters
+        parameters = min(
+            (parameters, other), key=lambda each: math.fsum(r**2 for r in residuals([one.start for one in each]))
+        )
     solution = least_squares(
         residuals, parameters, tolerance=tolerance, max_evaluations=max_evaluations, careful=careful
     )

@@ -19,7 +19,7 @@ from servesim.engine.spec import ServerSpec
 from servesim.errors import CapacityError, InputError
 from servesim.fleet.build import Deployment, build_deployment
 from servesim.fleet.spec import FleetSpec
-from servesim.fleet.usage import price_of
+from servesim.fleet.usage import price_of, prices_by_device
 from servesim.slo import Slo
 from servesim.stats import nearest_rank
 from servesim.units import format_ms
@@ -99,8 +99,7 @@ def prices_an_hour(found: Sequence[Candidate], prices: Sequence[str]) -> dict[st
     Raises `InputError` for a price of another device, and for a device without one.
     """
     devices = list(dict.fromkeys(candidate.server.hardware for candidate in found))
-    for price in prices:
-        device = price.rpartition("=")[0].strip()
+    for device in prices_by_device(prices):
         if device and device not in devices:
             raise InputError(f"price of {device}, which is not among the hardware of the plan: {', '.join(devices)}")
     known: dict[str, float] = {}

@@ -27,7 +27,7 @@ def like_options(path: str) -> dict[str, Any]:
     options = like_run(config, facts)
     if config.get("client_timeout_s") is not None:
         options["client_timeout_s"] = config["client_timeout_s"]
-    return {**options, **{name: counted for name, (_, counted) in _counted(path, document).items()}}
+    return {**options, **{name: counted for name, (_, counted) in _counted(config, _summary(path, document)).items()}}
 
 
 def like_note(path: str, values: dict[str, Any]) -> str:
@@ -39,33 +39,34 @@ def like_note(path: str, values: dict[str, Any]) -> str:
     note = f"like {path}: {taken or 'the server told nothing of itself'}; no server tells its device (--hardware)"
     if facts.get("model") and known_model(facts) is None and "model" not in values:
         note += f", and {facts['model']!r} is no known model (--model)"
-    for name, (asked, counted) in _counted(path, document).items():
+    summary = _summary(path, document)
+    for name, (asked, counted) in _counted(document["config"], summary).items():
         if values.get(name) == counted:
             note += f"; {name} {counted} as counted there, {asked} were asked for"
-    cached = _cached_share(path, document)
+    cached = _cached_share(summary)
     if cached > CACHED_MATTERS and not values.get("prefix_caching"):
         note += f"; {cached:.0%} of the prompt tokens were cached there, and here all of them are computed"
     return note
 
 
-def _counted(path: str, document: dict[str, Any]) -> dict[str, tuple[str, str]]:
+def _counted(config: dict[str, Any], summary: dict[str, Any]) -> dict[str, tuple[str, str]]:
     """Return (asked, counted on average) of each length that was to be one number and became another.
 
     A chat template adds to short prompts, and an answer may end by itself.
     """
-    summary, found = _summary(path, document), dict[str, tuple[str, str]]()
+    found: dict[str, tuple[str, str]] = {}
     completed = (summary.get("requests") or {}).get("completed") or 0
     for name, kind in (("prompt_tokens", "prompt"), ("output_tokens", "output")):
-        asked, total = str(document["config"].get(name)), (summary.get("tokens") or {}).get(kind) or 0
+        asked, total = str(config.get(name)), (summary.get("tokens") or {}).get(kind) or 0
         counted = round(total / completed) if completed else 0
         if asked.isdigit() and counted and counted != int(asked):
             found[name] = asked, str(counted)
     return found
 
 
-def _cached_share(path: str, document: dict[str, Any]) -> float:
+def _cached_share(summary: dict[str, Any]) -> float:
     """Return the share of the prompt tokens that the server had cached; 0 where it did not count them."""
-    tokens = _summary(path, document).get("tokens") or {}
+    tokens = summary.get("tokens") or {}
     cached, prompt = tokens.get("cached") or 0, tokens.get("prompt") or 0
     return cached / prompt if prompt > 0 else 0.0
 

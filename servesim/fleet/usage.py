@@ -59,8 +59,13 @@ def price_of(hardware: str, prices: Sequence[str]) -> float | None:
     >>> price_of("l4-24gb", ["2.5/h", "l4-24gb=0.7/h"])
     0.7
     """
-    known = dict(_price(price, "price") for price in prices)
+    known = prices_by_device(prices)
     return known.get(hardware, known.get(""))
+
+
+def prices_by_device(prices: Sequence[str]) -> dict[str, float]:
+    """Return the prices that are given, by device; that of any other device by ""."""
+    return dict(_price(price, "price") for price in prices)
 
 
 def _price(text: str, name: str) -> tuple[str, float]:
