@@ -81,10 +81,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from servesim.analysis.compare import compare as compare
     from servesim.catalog.hardware import load_hardware as load_hardware
     from servesim.catalog.models import load_model as load_model
     from servesim.client.window import server_window as server_window
+    from servesim.comparison.compare import compare as compare
     from servesim.cost.memory import plan_capacity as plan_capacity
     from servesim.cost.roofline import critical_batch as critical_batch
     from servesim.cost.roofline import step_seconds as step_seconds
@@ -93,10 +93,10 @@ if TYPE_CHECKING:
     from servesim.errors import InputError as InputError
     from servesim.errors import RunError as RunError
     from servesim.fleet.simulate import simulate as simulate
-    from servesim.runfile import write_run as write_run
-    from servesim.runreader import read_run as read_run
-    from servesim.slo import parse_slos as parse_slos
-    from servesim.summary import summarize as summarize
+    from servesim.runs.reader import read_run as read_run
+    from servesim.runs.writer import write_run as write_run
+    from servesim.summary.slo import parse_slos as parse_slos
+    from servesim.summary.summary import summarize as summarize
 
 __version__ = "0.1.0"
 
@@ -105,18 +105,18 @@ _HOMES = {
     "CapacityError": "servesim.errors",
     "InputError": "servesim.errors",
     "RunError": "servesim.errors",
-    "compare": "servesim.analysis.compare",
+    "compare": "servesim.comparison.compare",
     "critical_batch": "servesim.cost.roofline",
     "load_hardware": "servesim.catalog.hardware",
     "load_model": "servesim.catalog.models",
-    "parse_slos": "servesim.slo",
+    "parse_slos": "servesim.summary.slo",
     "plan_capacity": "servesim.cost.memory",
-    "read_run": "servesim.runreader",
+    "read_run": "servesim.runs.reader",
     "server_window": "servesim.client.window",
     "simulate": "servesim.fleet.simulate",
     "step_seconds": "servesim.cost.roofline",
-    "summarize": "servesim.summary",
-    "write_run": "servesim.runfile",
+    "summarize": "servesim.summary.summary",
+    "write_run": "servesim.runs.writer",
 }
 
 

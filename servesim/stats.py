@@ -184,3 +184,8 @@ def describe(sample: Sample, scale: int = 1) -> Distribution | None:
         max=sample.at(count) * scale,
         **{name: sample.at(nearest_rank(percentile, count)) * scale for name, percentile in PERCENTILES.items()},
     )
+
+
+def figure_at(distribution: Distribution | None, name: str) -> float | None:
+    """Return a figure of a distribution, None where there is no data."""
+    return None if distribution is None else getattr(distribution, name)

@@ -316,3 +316,23 @@ def _unlikeness(wanted: str, choice: str) -> tuple[int, int, int]:
         for j, other in enumerate(choice, 1):
             row.append(min(previous[j] + 1, row[j - 1] + 1, previous[j - 1] + (letter != other)))
     return min(row), 0 if choice.startswith(wanted[:2]) else 1, abs(len(choice) - len(wanted))
+
+
+def percent(fraction: float | None) -> str:
+    """Return a fraction of 1 in percent, `-` where it is unknown."""
+    return "-" if fraction is None else f"{fraction * 100:.1f}%"
+
+
+def bandwidth(bytes_per_s: float | None) -> str:
+    """Return a bandwidth in GB/s (10^9), `-` where there is none."""
+    return "-" if bytes_per_s is None else f"{bytes_per_s / 1e9:.4g} GB/s"
+
+
+def whole(value: int | None) -> str:
+    """Return a count with its thousands apart, `-` where it is unknown."""
+    return "-" if value is None else f"{value:,}"
+
+
+def us(seconds: float) -> int:
+    """Return whole microseconds."""
+    return round(seconds * 1e6)

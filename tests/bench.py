@@ -25,13 +25,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from servesim.config.build import Server, build_server
+from servesim.config.server import ServerSpec
+from servesim.config.workload import WorkloadSpec
 from servesim.engine.engine import Engine
-from servesim.engine.server import Server, build_server
-from servesim.engine.spec import ServerSpec
-from servesim.records import Run
+from servesim.runs.records import Run
 from servesim.workload.build import drive, load_requests
 from servesim.workload.requests import Requests
-from servesim.workload.spec import WorkloadSpec
 from tests.readme_tables import put_table
 from tests.reference import Reference
 

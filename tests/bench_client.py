@@ -14,11 +14,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from servesim.client.answer import Answer
 from servesim.client.flavour import API_FLAVOURS
+from servesim.client.reading import Answer
 from servesim.client.run import LoadGenerator
 from servesim.client.target import parse_target
-from servesim.records import Outcome, Run
+from servesim.runs.records import Outcome, Run
 from servesim.stats import nearest_rank
 from servesim.wire.http_body import ChunkedBody
 from servesim.wire.ndjson import open_stream

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from servesim.engine.config import EngineConfig
+from servesim.config.engine import EngineConfig
 from servesim.workload.requests import Content, Requests
 from servesim.workload.workload import ClosedLoop, OpenLoop, Retrying, SessionLoop, Workload
 

@@ -11,7 +11,7 @@ from servesim.client.loop import Timeouts
 from servesim.client.run import LoadGenerator, Watchers
 from servesim.client.target import Target, parse_target
 from servesim.interrupts import Interrupts
-from servesim.records import Outcome, Run
+from servesim.runs.records import Outcome, Run
 from servesim.workload.requests import Requests
 from servesim.workload.workload import ClosedLoop, Workload
 from tests.truth_server import HEAD_OF_STREAM, LAST_CHUNK, Script, Step, TruthServer, chunk

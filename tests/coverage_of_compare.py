@@ -16,10 +16,10 @@ from functools import partial
 from itertools import combinations
 from typing import Any
 
-from servesim.analysis.compare import FIGURES, difference_interval
-from servesim.analysis.interval import Interval, RunNoise
+from servesim.comparison.compare import FIGURES, difference_interval
+from servesim.comparison.interval import Interval, RunNoise
 from servesim.fleet.simulate import simulate
-from servesim.summary import summarize
+from servesim.summary.summary import summarize
 
 LOADS: dict[str, dict[str, Any]] = {
     "open 5/s": {"rate": 5, "requests": 20_000},

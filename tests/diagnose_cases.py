@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from servesim import simulate
-from servesim.analysis.evidence import Evidence, of_summary, with_server
-from servesim.analysis.turning import figures
-from servesim.engine.server import build_server
-from servesim.engine.spec import SERVER_CHECKS, ServerSpec
-from servesim.slo import parse_slos
-from servesim.summary import Summary, summarize
+from servesim.config.build import build_server
+from servesim.config.server import SERVER_CHECKS, ServerSpec
+from servesim.diagnose.diagnose import figures
+from servesim.diagnose.evidence import Evidence, of_summary, with_server
+from servesim.summary.slo import parse_slos
+from servesim.summary.summary import Summary, summarize
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,12 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from servesim.engine.engine import Engine
-from servesim.fleet.disaggregation import Disaggregation
+from servesim.fleet.disaggregation import OVERLAPS, SCOPES, Disaggregation, Link
 from servesim.fleet.fleet import Fleet, Kind
-from servesim.fleet.link import OVERLAPS, SCOPES, Link
 from servesim.fleet.router import ROUTERS
-from servesim.records import Records, Run
-from servesim.summary import summarize
+from servesim.runs.records import Records, Run
+from servesim.summary.summary import summarize
 from tests.case import Case
 from tests.random_cases import random_case
 

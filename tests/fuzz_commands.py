@@ -15,9 +15,9 @@ from importlib import import_module
 from pathlib import Path
 from unittest import mock
 
-from servesim.cli.completable import Completable, verbs
+from servesim.cli.completion import Completable, verbs
 from servesim.cli.main import VERBS
-from servesim.runfile import write_run
+from servesim.runs.writer import write_run
 from servesim.serve.loop import Loop
 from tests.command import ROOT, servesim
 from tests.fuzz_inputs import NUMBERS, TEXTS, mutate

@@ -15,25 +15,24 @@ from pathlib import Path
 from typing import Any
 
 from servesim.catalog.models import load_model
-from servesim.client.answer import Answer
 from servesim.client.prompts import read_prompts
+from servesim.client.reading import Answer
 from servesim.client.window import gauge_sample, server_window, setup_facts
 from servesim.errors import InputError, ServesimError
-from servesim.report.figures import FIGURES
-from servesim.report.material import Material, NamedRun
+from servesim.report.charts import FIGURES
+from servesim.report.input import Material, NamedRun
 from servesim.report.renderers import RENDERERS
-from servesim.runfile import write_run
-from servesim.runreader import read_saved
-from servesim.serve.asked import read_chat, read_completion, read_json
+from servesim.runs.reader import read_saved
+from servesim.runs.writer import write_run
+from servesim.serve.api_request import read_chat, read_completion, read_json
 from servesim.serve.http import HttpError, RequestReader
-from servesim.summary import summarize
-from servesim.wire.faults import error_from_body
+from servesim.summary.summary import summarize
+from servesim.wire.faults import ProtocolError, error_from_body
 from servesim.wire.http_body import open_body
-from servesim.wire.limits import ProtocolError
 from servesim.wire.ndjson import open_stream
 from servesim.wire.prometheus import parse_page
 from servesim.wire.sse import Event
-from servesim.workload.trace import TRACE_FORMATS, read_trace, trace_lines
+from servesim.workload.traces.trace import TRACE_FORMATS, read_trace, trace_lines
 from tests.command import ROOT
 from tests.fuzz_inputs import mutate
 from tests.gguf_files import GgufFile

@@ -11,11 +11,10 @@ import re
 from collections.abc import Iterator
 from importlib import import_module
 
-from servesim.analysis.remedies import Remedy
-from servesim.analysis.rules import RULES
-from servesim.analysis.server_flags import FLAGS
 from servesim.catalog.servers import SERVERS
 from servesim.cli.main import VERBS
+from servesim.config.server_flags import FLAGS
+from servesim.diagnose.rules import RULES, Remedy
 
 OTHERS: dict[str, frozenset[str]] = {
     "vllm": frozenset({"--port", "--save-detailed", "--enable-prompt-tokens-details", "--max-num-queued-reqs"}),

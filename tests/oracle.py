@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from servesim.records import EngineTotals, Run
+from servesim.runs.records import EngineTotals, Run
 from tests.case import Case
 from tests.reference import Reference
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from servesim.engine.config import EngineConfig
+from servesim.config.engine import EngineConfig
 from servesim.errors import InputError
 from servesim.workload.requests import OPEN_END
 from tests.case import Case, Row

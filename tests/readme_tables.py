@@ -6,21 +6,21 @@ import re
 import sys
 from pathlib import Path
 
-from servesim.analysis.rules import RULES
 from servesim.catalog.hardware import HARDWARE
 from servesim.catalog.models import MODELS
 from servesim.catalog.servers import SERVERS
 from servesim.client.flavour import API_FLAVOURS
 from servesim.cost.parameters import EVIDENCE, DetailedParameters
+from servesim.diagnose.rules import RULES
 from servesim.fleet.autoscale import FIGURES
-from servesim.fleet.link import OVERLAPS, SCOPES
+from servesim.fleet.disaggregation import OVERLAPS, SCOPES
 from servesim.fleet.router import ROUTERS
 from servesim.report.calibration import ABOUT
 from servesim.report.renderers import RENDERERS
 from servesim.units import format_bytes, format_si
 from servesim.workload.arrivals import ARRIVALS
 from servesim.workload.lengths import LENGTHS
-from servesim.workload.trace import TRACE_FORMATS
+from servesim.workload.traces.trace import TRACE_FORMATS
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 

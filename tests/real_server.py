@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from servesim.analysis.measurement import figures_of
-from servesim.runreader import read_run
-from servesim.summary import summarize
+from servesim.calibrate.measurement import figures_of
+from servesim.runs.reader import read_run
+from servesim.summary.summary import summarize
 from tests.readme_tables import README, put_table
 from tests.smoke import ROOT, free_port, install, server
 

@@ -15,10 +15,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from servesim.config.engine import RULES, EngineConfig
 from servesim.cost.model import CostModel
-from servesim.engine.config import RULES, EngineConfig
 from servesim.errors import RunError
-from servesim.records import EngineTotals, Outcome, Records, Run, StepLog
+from servesim.runs.records import EngineTotals, Outcome, Records, Run, StepLog
 from servesim.workload.workload import Workload
 from tests.reference_state import Batch, Block, Cache, Live, slices_of, token_identity, write_record
 

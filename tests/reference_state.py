@@ -9,8 +9,8 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from servesim.engine.config import Rules
-from servesim.records import Outcome, Records
+from servesim.config.engine import Rules
+from servesim.runs.records import Outcome, Records
 from servesim.workload.requests import Content
 
 RETRY_SHARES_ITS_OWN_TOKENS = False

@@ -11,12 +11,12 @@ from functools import cache
 from typing import Any
 
 from servesim import simulate
-from servesim.records import GaugeSample, Outcome, Run
+from servesim.report.charts import FIGURES
 from servesim.report.figure import picture
-from servesim.report.figures import FIGURES
-from servesim.report.material import Material, NamedRun, grid_of
-from servesim.slo import parse_slos
-from servesim.summary import summarize
+from servesim.report.input import Material, NamedRun, grid_of
+from servesim.runs.records import GaugeSample, Outcome, Run
+from servesim.summary.slo import parse_slos
+from servesim.summary.summary import summarize
 from tests.command import ROOT
 from tests.runs import measured
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from array import array
 
-from servesim.records import EngineTotals, Outcome, Records, Run, StepLog
+from servesim.runs.records import EngineTotals, Outcome, Records, Run, StepLog
 from servesim.workload.requests import Requests
 
 

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from servesim.engine.server import build_server
-from servesim.engine.spec import ServerSpec
+from servesim.config.build import build_server
+from servesim.config.serve import ServeSpec
+from servesim.config.server import ServerSpec
 from servesim.serve.run import prepare
-from servesim.serve.spec import ServeSpec
 
 CAPTURES = Path(__file__).resolve().parent.parent / "fixtures" / "captures"
 FAST = 50.0  # times as fast as the device

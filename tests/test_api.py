@@ -11,7 +11,7 @@ from importlib import import_module
 from types import FunctionType
 
 import servesim
-from servesim.analysis.compare import Comparison
+from servesim.comparison.compare import Comparison
 from tests.command import ROOT
 
 NAMES = servesim._HOMES

@@ -10,16 +10,16 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from servesim import simulate, summarize
-from servesim.engine.server import build_server
-from servesim.engine.spec import ServerSpec
+from servesim.config.build import build_server
+from servesim.config.fleet import FleetSpec
+from servesim.config.server import ServerSpec
+from servesim.config.workload import WorkloadSpec
 from servesim.errors import InputError
 from servesim.fleet.autoscale import FIGURES, ScaledFleet, Scaling
 from servesim.fleet.fleet import Fleet, Kind
-from servesim.fleet.spec import FleetSpec
 from servesim.fleet.usage import price_of
-from servesim.records import Run
+from servesim.runs.records import Run
 from servesim.workload.build import build_workload
-from servesim.workload.spec import WorkloadSpec
 from tests.command import servesim
 from tests.extent import same_on_every_interpreter
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from servesim.engine.config import EngineConfig
-from servesim.records import Run
+from servesim.config.engine import EngineConfig
+from servesim.config.workload import WorkloadSpec
+from servesim.runs.records import Run
 from servesim.workload.build import build_workload
-from servesim.workload.spec import WorkloadSpec
 from tests.reference import Reference
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"

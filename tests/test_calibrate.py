@@ -9,23 +9,22 @@ import unittest
 from dataclasses import replace
 from typing import Any
 
-from servesim.analysis.calibrate import calibrate, points_of
-from servesim.analysis.closed_form import roofline_from
-from servesim.analysis.measurement import Measurement, check_figure, figures_for
-from servesim.analysis.readings import of_row, of_run, read_measurements
-from servesim.catalog.hardware import HARDWARE
-from servesim.catalog.hardware_file import read_hardware
+from servesim.calibrate.calibrate import calibrate, points_of
+from servesim.calibrate.input import of_row, of_run, read_measurements
+from servesim.calibrate.measurement import Measurement, check_figure, figures_for
+from servesim.calibrate.parameters import roofline_from
+from servesim.catalog.hardware import HARDWARE, read_hardware
 from servesim.cli.calibrate import run as calibrate_verb
-from servesim.engine.server import build_server
+from servesim.config.build import build_server
+from servesim.config.server import ServerSpec
+from servesim.config.workload import WorkloadSpec
 from servesim.engine.simulate import run_workload
-from servesim.engine.spec import ServerSpec
 from servesim.errors import InputError, RunError
 from servesim.fleet.simulate import simulate
-from servesim.records import Run
 from servesim.report.documents import summary_document
-from servesim.runfile import RunWriter, write_lines
-from servesim.summary import summarize
-from servesim.workload.spec import WorkloadSpec
+from servesim.runs.records import Run
+from servesim.runs.writer import RunWriter, write_lines
+from servesim.summary.summary import summarize
 from tests.command import Said
 from tests.data import needs_data
 from tests.runs import measured

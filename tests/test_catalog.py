@@ -11,9 +11,9 @@ from typing import Any
 from servesim.catalog.hardware import DEFAULT_HARDWARE, HARDWARE, Hardware, find_hardware
 from servesim.catalog.model import Attention, Experts, Model
 from servesim.catalog.models import DEFAULT_MODEL, MODELS, find_model
-from servesim.catalog.vllm import vllm_defaults
-from servesim.engine.server import build_server
-from servesim.engine.spec import ServerSpec
+from servesim.catalog.servers import vllm_defaults
+from servesim.config.build import build_server
+from servesim.config.server import ServerSpec
 from servesim.errors import InputError
 
 # Of models with a latent: the rank of queries (0: none), and the widths of a head without rotation, of its rotary part

@@ -12,22 +12,22 @@ from typing import Any
 
 from servesim import simulate, summarize
 from servesim.catalog.models import find_model
-from servesim.classes import jain
-from servesim.cost.lora import adapter_bytes, adapter_params
+from servesim.config.build import build_server
+from servesim.config.server import ServerSpec
+from servesim.config.workload import WorkloadSpec
+from servesim.cost.memory import adapter_bytes, adapter_params
 from servesim.engine.adapters import AdapterConfig
 from servesim.engine.engine import Engine
-from servesim.engine.server import build_server
-from servesim.engine.spec import ServerSpec
 from servesim.errors import InputError
-from servesim.records import Run
-from servesim.runfile import write_run
-from servesim.runreader import read_run
-from servesim.slo import parse_slo, parse_slos
+from servesim.runs.reader import read_run
+from servesim.runs.records import Run
+from servesim.runs.writer import write_run
+from servesim.summary.classes import jain
+from servesim.summary.slo import parse_slo, parse_slos
 from servesim.workload.build import build_workload
 from servesim.workload.classes import parse_classes
 from servesim.workload.generate import generate_requests
-from servesim.workload.spec import WorkloadSpec
-from servesim.workload.trace import read_trace, write_trace
+from servesim.workload.traces.trace import read_trace, write_trace
 from tests.command import servesim
 
 MIXED = "chat=0.7/priority=0,batch=0.3/priority=5/prompt=1k-2k/output=100-200/adapter=sql"

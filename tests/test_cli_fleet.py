@@ -9,8 +9,8 @@ import unittest
 from pathlib import Path
 from typing import Any
 
-from servesim.runreader import read_run
-from servesim.summary import summarize
+from servesim.runs.reader import read_run
+from servesim.summary.summary import summarize
 from tests.command import in_shell, servesim
 from tests.extent import same_on_every_interpreter
 

@@ -19,14 +19,13 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
-from servesim.cli import load_plan
-from servesim.client import livefile
-from servesim.client.livefile import LiveFile
-from servesim.client.measurement import Measurer
-from servesim.records import Run
-from servesim.runreader import read_saved
-from servesim.workload.spec import WorkloadSpec
-from servesim.workload.trace import TRACE_FORMATS, read_trace
+from servesim.cli import loadgen as load_plan
+from servesim.client import measurement as livefile
+from servesim.client.measurement import LiveFile, Measurer
+from servesim.config.workload import WorkloadSpec
+from servesim.runs.reader import read_saved
+from servesim.runs.records import Run
+from servesim.workload.traces.trace import TRACE_FORMATS, read_trace
 from tests.command import ROOT, Said, servesim
 from tests.runs import measured
 from tests.truth_server import (

@@ -20,14 +20,14 @@ from typing import Any
 from unittest import mock
 
 from servesim import __version__
-from servesim.analysis.sweep import Cell, cells_run
 from servesim.cli.main import VERBS
+from servesim.config.server import ServerSpec
+from servesim.config.workload import WorkloadSpec
 from servesim.engine.simulate import Watch
-from servesim.engine.spec import ServerSpec
 from servesim.fleet.build import Deployment
 from servesim.fleet.simulate import run_deployment
-from servesim.records import Run
-from servesim.workload.spec import WorkloadSpec
+from servesim.plan.sweep import Cell, cells_run
+from servesim.runs.records import Run
 from tests.command import ROOT, in_shell, servesim
 
 
@@ -126,8 +126,8 @@ class Verbs(unittest.TestCase):
     def test_capacity_waits_for_nothing_that_it_does_not_need(self) -> None:
         code = (
             "import sys; from servesim.cli.main import main; main(['capacity']);"
-            "print(sorted({'random', 'statistics', 'multiprocessing', 'ssl', 'http.client', 'servesim.summary',"
-            "'servesim.engine.engine', 'servesim.workload.trace'} & set(sys.modules)))"
+            "print(sorted({'random', 'statistics', 'multiprocessing', 'ssl', 'http.client', 'servesim.summary.summary',"
+            "'servesim.engine.engine', 'servesim.workload.traces.trace'} & set(sys.modules)))"
         )
         done = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
         self.assertEqual(done.stdout.splitlines()[-1], "[]")

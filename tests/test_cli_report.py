@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from servesim.report.renderers import RENDERERS
-from servesim.runfile import write_run
+from servesim.runs.writer import write_run
 from tests.command import servesim
 from tests.report_runs import burst, hostile, scan_document, streams, sweep_document
 from tests.test_cli_loadgen import Model

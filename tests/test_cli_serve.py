@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from servesim.cli.serve import build_parser, serve_spec
-from servesim.serve.spec import SERVE_CHECKS
+from servesim.config.serve import SERVE_CHECKS
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from servesim.cli import capacity, simulate, sweep
-from servesim.runreader import read_run
+from servesim.runs.reader import read_run
 from tests.command import in_shell, servesim
 
 BURST = ("simulate", "--hardware", "l4-24gb", "--trace", "fixtures/burst.jsonl", "--quiet")

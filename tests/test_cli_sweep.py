@@ -7,8 +7,8 @@ import json
 import unittest
 from typing import Any
 
-from servesim.analysis import sweep as analysis
-from servesim.analysis.sweep import grid, knee
+from servesim.plan import sweep as analysis
+from servesim.plan.sweep import grid, knee
 from tests.command import servesim
 
 SMALL = ("sweep", "--quiet", "--requests", "8", "--prompt-tokens", "20", "--output-tokens", "5")

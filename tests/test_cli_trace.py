@@ -15,12 +15,12 @@ from collections import Counter
 from pathlib import Path
 from unittest import mock
 
-from servesim.analysis.traces import describe_trace
+from servesim.config.workload import WorkloadSpec
 from servesim.workload.build import build_workload
 from servesim.workload.requests import OPEN_END, Requests
 from servesim.workload.reshape import at_rate, at_speed, sample, window
-from servesim.workload.spec import WorkloadSpec
-from servesim.workload.trace import read_trace
+from servesim.workload.traces.describe import describe_trace
+from servesim.workload.traces.trace import read_trace
 from servesim.workload.workload import link_turns
 from tests.command import ROOT, servesim
 

@@ -6,7 +6,7 @@ import json
 import random
 import unittest
 
-from servesim.client.answer import Answer
+from servesim.client.reading import Answer
 from servesim.wire.events import read_event
 from servesim.wire.sse import Event
 from tests.extent import seeds

@@ -6,7 +6,7 @@ import json
 import unittest
 
 from servesim.client.flavour import API_FLAVOURS
-from servesim.latency import Completed
+from servesim.summary.latency import Completed
 from servesim.workload.workload import OpenLoop
 from tests.client_case import always, plain_requests, run_against, stream, verdict_of
 from tests.truth_server import HEAD_OF_STREAM, LAST_CHUNK, Asked, Step, TruthServer, answer, chunk

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unittest
 
-from servesim.records import Run
+from servesim.runs.records import Run
 from servesim.workload.workload import ClosedLoop
 from tests.client_case import always, plain_requests, run_against, verdict_of
 from tests.test_captures import CAPTURES, load

@@ -6,10 +6,9 @@ import socket
 import unittest
 from dataclasses import replace
 
-from servesim.client.connection import Connection, Exchange, State
-from servesim.client.http1 import Heads, open_socket, request_bytes
+from servesim.client.connection import Connection, Exchange, Heads, State, open_socket, request_bytes
 from servesim.client.target import parse_target
-from servesim.wire.limits import ProtocolError
+from servesim.wire.faults import ProtocolError
 from tests.truth_server import DONE, FINISH, HEAD_OF_STREAM, LAST_CHUNK, ROLE, chunk, content, event, usage
 
 TARGET = parse_target("http://127.0.0.1:1")

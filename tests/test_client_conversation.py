@@ -6,8 +6,8 @@ import json
 import unittest
 from array import array
 
-from servesim.client.conversation import Conversations
 from servesim.client.prompts import SyntheticPrompts, TokenRate
+from servesim.client.requests import Conversations
 from servesim.workload.requests import Requests
 from tests.command import servesim
 from tests.truth_server import (

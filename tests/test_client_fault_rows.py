@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from servesim.client.loop import Timeouts
-from servesim.latency import Completed
-from servesim.records import Outcome, Run
-from servesim.summary import summarize
+from servesim.runs.records import Outcome, Run
+from servesim.summary.latency import Completed
+from servesim.summary.summary import summarize
 from servesim.workload.workload import ClosedLoop
 from tests.client_case import PAUSE_S, always, plain_requests, run_against, run_script, stream, times_ms, verdict_of
 from tests.truth_server import CLOSE, DONE, FINISH, ROLE, Asked, Step, TruthServer, content, event, token_stream, usage

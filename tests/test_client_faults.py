@@ -11,7 +11,7 @@ from servesim.client.flavour import API_FLAVOURS
 from servesim.client.loop import Timeouts
 from servesim.client.run import LoadGenerator
 from servesim.client.target import parse_target
-from servesim.latency import Completed
+from servesim.summary.latency import Completed
 from servesim.workload.workload import ClosedLoop
 from tests.client_case import PAUSE_S, plain_requests, run_against, run_script, stream, times_ms, verdict_of
 from tests.truth_server import (

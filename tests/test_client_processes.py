@@ -18,9 +18,9 @@ from servesim.client.shares import deal, select
 from servesim.client.target import Target, parse_target
 from servesim.errors import RunError
 from servesim.interrupts import Interrupts
-from servesim.records import Outcome, Run
-from servesim.runfile import RunWriter
-from servesim.runreader import read_run
+from servesim.runs.reader import read_run
+from servesim.runs.records import Outcome, Run
+from servesim.runs.writer import RunWriter
 from servesim.workload.requests import Requests
 from servesim.workload.workload import ClosedLoop, OpenLoop, Retrying, SessionLoop
 from tests.client_case import always, payload, plain_requests

@@ -21,8 +21,8 @@ from servesim.client.run import LoadGenerator, Progress, Watchers
 from servesim.client.target import parse_target
 from servesim.errors import RunError
 from servesim.interrupts import Interrupts
-from servesim.latency import Completed
-from servesim.records import Outcome, Run
+from servesim.runs.records import Outcome, Run
+from servesim.summary.latency import Completed
 from servesim.workload.workload import ClosedLoop, OpenLoop, Retrying, SessionLoop
 from tests.client_case import always, payload, plain_requests, run_against, verdict_of
 from tests.tls_front import HAVE_OPENSSL, TlsFront, make_certificate

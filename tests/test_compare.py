@@ -8,13 +8,12 @@ import unittest
 from functools import cache, partial
 from typing import Any
 
-from servesim.analysis.compare import Comparison, Side, compare, difference_interval, relative_interval
-from servesim.analysis.gate import PASSED, TRIPPED, UNKNOWN, judge, parse_gate, parse_gates
-from servesim.analysis.interval import Interval, RunNoise
-from servesim.analysis.noise import T_95, NoInterval, half_width, long_run_variance, stretches
+from servesim.comparison.compare import Comparison, Side, compare, difference_interval, relative_interval
+from servesim.comparison.gate import PASSED, TRIPPED, UNKNOWN, judge, parse_gate, parse_gates
+from servesim.comparison.interval import T_95, Interval, NoInterval, RunNoise, half_width, long_run_variance, stretches
 from servesim.errors import InputError
 from servesim.fleet.simulate import simulate
-from servesim.summary import summarize
+from servesim.summary.summary import summarize
 from tests.coverage_of_compare import coverage, estimates
 from tests.extent import same_on_every_interpreter
 from tests.runs import measured, random_simulated

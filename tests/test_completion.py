@@ -10,9 +10,8 @@ from importlib import import_module
 from pathlib import Path
 
 from servesim.catalog.hardware import HARDWARE
-from servesim.cli.completable import verbs
+from servesim.cli.completion import SHELLS, verbs
 from servesim.cli.main import VERBS
-from servesim.cli.shells import SHELLS
 from servesim.engine.policy import POLICIES
 from tests.command import ROOT, servesim
 

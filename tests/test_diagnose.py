@@ -6,19 +6,17 @@ import doctest
 import unittest
 
 from servesim import simulate
-from servesim.analysis import server_flags
-from servesim.analysis.capacity_check import checks
-from servesim.analysis.diagnose import Subject, diagnosis, findings
-from servesim.analysis.evidence import Evidence, of_pages, with_flags
-from servesim.analysis.rules import DOWN, RULES, UP
-from servesim.analysis.server_flags import FLAGS, command_lines, parse_flags
-from servesim.analysis.turning import turned
 from servesim.catalog.servers import SERVERS
 from servesim.client.window import setup_facts
-from servesim.engine.server import build_server
-from servesim.engine.spec import SERVER_CHECKS, ServerSpec
+from servesim.config import server_flags
+from servesim.config.build import build_server
+from servesim.config.server import SERVER_CHECKS, ServerSpec
+from servesim.config.server_flags import FLAGS, command_lines, parse_flags
+from servesim.diagnose.diagnose import Subject, checks, diagnosis, findings, turned
+from servesim.diagnose.evidence import Evidence, of_pages, with_flags
+from servesim.diagnose.rules import DOWN, RULES, UP
 from servesim.errors import InputError
-from servesim.summary import summarize
+from servesim.summary.summary import summarize
 from servesim.wire.prometheus import Page, parse_page
 from tests.command import ROOT
 from tests.diagnose_cases import CASES, NOT_SIMULATED, RuleCase, metrics, run_case

@@ -9,23 +9,22 @@ import unittest
 from pathlib import Path
 from typing import Any
 
+from servesim.config.engine import EngineConfig
+from servesim.config.fleet import FleetSpec
+from servesim.config.server import ServerSpec
+from servesim.config.workload import WorkloadSpec
 from servesim.cost.model import COST_MODELS
-from servesim.engine.config import EngineConfig
 from servesim.engine.engine import Engine
 from servesim.engine.sequence import ENDED
-from servesim.engine.spec import ServerSpec
 from servesim.errors import RunError
 from servesim.fleet.build import build_deployment
-from servesim.fleet.disaggregation import Disaggregation
+from servesim.fleet.disaggregation import OVERLAPS, Disaggregation, Link
 from servesim.fleet.fleet import Kind
-from servesim.fleet.link import OVERLAPS, Link
 from servesim.fleet.simulate import run_deployment, simulate
-from servesim.fleet.spec import FleetSpec
-from servesim.pools import STAGES, moments
-from servesim.records import Outcome, Run
-from servesim.summary import Summary, summarize
+from servesim.runs.records import Outcome, Run
+from servesim.summary.metrics import STAGES, moments
+from servesim.summary.summary import Summary, summarize
 from servesim.workload.build import load_requests
-from servesim.workload.spec import WorkloadSpec
 from servesim.workload.workload import OpenLoop
 from tests.case import Case, Row, StepCost
 from tests.command import ROOT

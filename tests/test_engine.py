@@ -18,12 +18,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from servesim.engine.config import EngineConfig
+from servesim.config.engine import EngineConfig
 from servesim.engine.engine import Engine
 from servesim.fleet.simulate import simulate
-from servesim.records import Outcome, Run
-from servesim.runfile import write_run
-from servesim.summary import Summary, summarize
+from servesim.runs.records import Outcome, Run
+from servesim.runs.writer import write_run
+from servesim.summary.summary import Summary, summarize
 from servesim.workload.requests import Requests
 from servesim.workload.workload import OpenLoop
 from tests.case import Case, Row, StepCost

@@ -5,8 +5,8 @@ import unittest
 from array import array
 
 from servesim.errors import InputError
-from servesim.records import NAN, Outcome, Records, Run, StepLog
 from servesim.report.explain import PHASES, Explanation, explain, explain_text
+from servesim.runs.records import NAN, Outcome, Records, Run, StepLog
 from tests.runs import make_requests, measured, random_simulated
 
 

@@ -12,17 +12,17 @@ import unittest
 from pathlib import Path
 from typing import Any
 
-from servesim.records import Run
+from servesim.report.charts import FIGURES
 from servesim.report.chrome_trace import chrome_trace
 from servesim.report.csv import to_csv
-from servesim.report.figures import FIGURES
-from servesim.report.markdown import escape_markdown, markdown
-from servesim.report.material import Material, distinct, grid_of
+from servesim.report.input import Material, distinct, grid_of
 from servesim.report.prometheus import HISTOGRAMS, metric_page, openmetrics_page
 from servesim.report.renderers import RENDERERS, format_of
+from servesim.report.tables import escape_markdown, markdown
 from servesim.report.vllm_bench import vllm_bench
+from servesim.runs.records import Run
 from servesim.wire.prometheus import parse_page
-from servesim.workload.trace import read_trace
+from servesim.workload.traces.trace import read_trace
 from tests.report_runs import HOSTILE, burst, hostile, materials, named, streams, sweep_document
 from tests.runs import measured, random_simulated
 

@@ -11,15 +11,14 @@ import unittest
 from collections.abc import Sequence
 from typing import Any
 
-from servesim.engine.config import EngineConfig
+from servesim.config.engine import EngineConfig
 from servesim.engine.engine import Engine
 from servesim.errors import RunError
-from servesim.fleet.disaggregation import Disaggregation
+from servesim.fleet.disaggregation import Disaggregation, Link
 from servesim.fleet.fleet import Kind
-from servesim.fleet.link import Link
-from servesim.records import Outcome, Run
-from servesim.summary import summarize
-from servesim.workload.delayed import Delayed
+from servesim.runs.records import Outcome, Run
+from servesim.summary.summary import summarize
+from servesim.workload.workload import Delayed
 from tests.case import Case, Row, StepCost
 
 

@@ -20,13 +20,13 @@ from unittest import mock
 
 from servesim.catalog.hardware import HARDWARE
 from servesim.catalog.models import MODELS
+from servesim.config.engine import EngineConfig
 from servesim.cost.memory import plan_capacity
-from servesim.engine.config import EngineConfig
 from servesim.engine.engine import Engine
 from servesim.fleet.simulate import simulate
-from servesim.records import Outcome, Run
-from servesim.slo import parse_slo
-from servesim.summary import Summary, summarize
+from servesim.runs.records import Outcome, Run
+from servesim.summary.slo import parse_slo
+from servesim.summary.summary import Summary, summarize
 from servesim.units import GIB
 from tests.case import Case, Row, StepCost
 from tests.command import in_shell, servesim

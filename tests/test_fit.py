@@ -6,9 +6,7 @@ import math
 import random
 import unittest
 
-from servesim.analysis.fit import Parameter, least_squares
-from servesim.analysis.linear import eigen, inverse, solve
-from servesim.analysis.simplex import nelder_mead
+from servesim.calibrate.solver import Parameter, eigen, inverse, least_squares, solve
 from servesim.errors import InputError
 
 
@@ -106,19 +104,6 @@ class LeastSquares(unittest.TestCase):
         )
         self.assertAlmostEqual(found.values["a"], 2.0, 2)
         self.assertLess(found.evaluations, 30)
-
-
-class NelderMead(unittest.TestCase):
-    def test_finds_a_kink(self) -> None:
-        values, least = nelder_mead(lambda v: abs(v[0] - 2) + abs(v[1] + 1), [plain("x", 0.0), plain("y", 0.0)])
-        self.assertAlmostEqual(values[0], 2.0, 2)
-        self.assertAlmostEqual(values[1], -1.0, 2)
-        self.assertLess(least, 0.02)
-
-    def test_stays_within_bounds(self) -> None:
-        values, _ = nelder_mead(lambda v: -v[0], [plain("x", 4.9, high=5.0)])
-        self.assertLessEqual(values[0], 5.0)
-        self.assertAlmostEqual(values[0], 5.0, 2)
 
 
 class Linear(unittest.TestCase):

@@ -10,19 +10,18 @@ from dataclasses import replace
 
 from servesim.catalog.hardware import load_hardware
 from servesim.catalog.models import load_model
+from servesim.config.engine import EngineConfig
 from servesim.cost.model import CostModel
 from servesim.cost.roofline import Roofline
-from servesim.engine.config import EngineConfig
 from servesim.engine.engine import Engine
 from servesim.errors import InputError, RunError
 from servesim.fleet.fleet import Fleet, Kind
 from servesim.fleet.replica import Replica
 from servesim.fleet.router import ROUTERS
-from servesim.records import Outcome, Run
-from servesim.summary import summarize
-from servesim.workload.delayed import Delayed
+from servesim.runs.records import Outcome, Run
+from servesim.summary.summary import summarize
 from servesim.workload.requests import Requests
-from servesim.workload.workload import OpenLoop, Workload
+from servesim.workload.workload import Delayed, OpenLoop, Workload
 from tests.case import Case, Row, StepCost
 from tests.extent import seeds
 from tests.fleet_cases import difference, engine_run, fleet_run, kind_of, random_fleet

@@ -9,17 +9,17 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from servesim.engine.spec import ServerSpec
+from servesim.config.fleet import FleetSpec
+from servesim.config.server import ServerSpec
+from servesim.config.workload import WorkloadSpec
 from servesim.fleet import simulate as module
 from servesim.fleet.build import build_deployment
 from servesim.fleet.disaggregation import Disaggregation
 from servesim.fleet.fleet import Fleet
 from servesim.fleet.simulate import run_deployment
-from servesim.fleet.spec import FleetSpec
-from servesim.folded import FoldedLog, Starts
-from servesim.records import Run
-from servesim.summary import summarize
-from servesim.workload.spec import WorkloadSpec
+from servesim.runs.records import Run
+from servesim.runs.step_log import FoldedLog, Starts
+from servesim.summary.summary import summarize
 from tests.case import Case
 from tests.extent import seeds
 from tests.fleet_cases import advanced, kind_of, random_disaggregation, random_fleet

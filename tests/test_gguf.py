@@ -11,8 +11,7 @@ import unittest
 from pathlib import Path
 from typing import Any
 
-from servesim.catalog.gguf import MAX_STRINGS, Skipped, read_gguf
-from servesim.catalog.gguf_model import read_gguf_model
+from servesim.catalog.gguf import MAX_STRINGS, Skipped, read_gguf, read_gguf_model
 from servesim.catalog.model import Attention
 from servesim.catalog.models import load_model
 from servesim.errors import InputError

@@ -10,10 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from servesim.catalog.hardware import HARDWARE, load_hardware
-from servesim.catalog.hardware_file import SCHEMA, device_document
-from servesim.engine.server import build_server
-from servesim.engine.spec import ServerSpec
+from servesim.catalog.hardware import HARDWARE, SCHEMA, device_document, load_hardware
+from servesim.config.build import build_server
+from servesim.config.server import ServerSpec
 from servesim.errors import InputError
 from tests.command import servesim
 

@@ -8,8 +8,8 @@ import random
 import unittest
 import zlib
 
+from servesim.wire.faults import ProtocolError
 from servesim.wire.http_body import LAST_CHUNK, BodyDecoder, ChunkedBody, chunk_size, encode_chunk, open_body
-from servesim.wire.limits import ProtocolError
 
 CHUNKED = [("Transfer-Encoding", "chunked")]
 EVENT = b'data: {"choices":[{"delta":{"content":"\xe4\xb8\xad"}}]}\n\n'

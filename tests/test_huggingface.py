@@ -398,7 +398,7 @@ class FromTheCommandLine(unittest.TestCase):
         code = (
             "import sys; from servesim.cli.main import main; main(['capacity', '-o', '/dev/null']);"
             "print([m for m in sys.modules if m.rpartition('.')[2] in"
-            "('huggingface', 'gguf', 'gguf_model', 'safetensors', 'hardware_file', 'json_file', 'mixers')])"
+            "('huggingface', 'gguf', 'safetensors', 'layers')])"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         self.assertEqual(done.stdout.splitlines()[-1], "[]")

@@ -6,10 +6,10 @@ import math
 import unittest
 from collections.abc import Callable
 
-from servesim.engine.config import EngineConfig
+from servesim.config.engine import EngineConfig
 from servesim.engine.engine import Engine
 from servesim.engine.laws import Facts, broken_laws
-from servesim.records import Outcome
+from servesim.runs.records import Outcome
 from tests.case import Case, Row
 from tests.random_cases import random_case
 

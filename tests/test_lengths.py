@@ -8,8 +8,9 @@ import statistics
 import unittest
 
 from servesim.errors import InputError
-from servesim.workload import lengths, seeds, times
+from servesim.workload import lengths, seeds
 from servesim.workload.lengths import LENGTHS, draw_lengths, parse_lengths
+from servesim.workload.traces import fields as times
 
 
 def draw(text: str, count: int = 4000, seed: int = 7) -> list[int]:

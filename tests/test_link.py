@@ -8,7 +8,7 @@ import unittest
 
 from servesim.catalog.models import load_model
 from servesim.errors import InputError
-from servesim.fleet.link import Link
+from servesim.fleet.disaggregation import Link
 
 
 class Carrying(unittest.TestCase):

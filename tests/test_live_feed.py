@@ -12,14 +12,12 @@ from dataclasses import fields
 from typing import Any
 from unittest.mock import patch
 
-from servesim.engine.server import build_server
-from servesim.engine.spec import ServerSpec
+from servesim.config.build import build_server
+from servesim.config.server import ServerSpec
 from servesim.live.attach import attach
-from servesim.live.figures import CHARTS, Figures
-from servesim.live.incident import plan_incident
-from servesim.live.meter import Meter, Trail
+from servesim.live.controls import SCENARIOS, plan_incident
+from servesim.live.meter import CHARTS, Figures, Meter, Trail
 from servesim.live.page import FILES
-from servesim.live.steering import SCENARIOS
 from tests.serve_case import LiveServer
 
 L4: dict[str, Any] = {"model": "llama-3.1-8b", "hardware": "l4-24gb"}

@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from servesim.engine.config import RULES, EngineConfig
-from servesim.records import Outcome
+from servesim.config.engine import RULES, EngineConfig
+from servesim.runs.records import Outcome
 from servesim.workload.requests import OPEN_END, Content
 from tests.case import Case, Row
 from tests.extent import seeds

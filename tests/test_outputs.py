@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unittest
 
-from servesim.analysis.rules import RULES
+from servesim.diagnose.rules import RULES
 from tests.command import in_shell, workspace
 from tests.extent import same_on_every_interpreter
 from tests.guide_runner import Runner

@@ -10,8 +10,8 @@ from typing import Any
 
 from servesim import simulate, summarize
 from servesim.errors import InputError
-from servesim.records import Outcome, Run
-from servesim.summary import Summary
+from servesim.runs.records import Outcome, Run
+from servesim.summary.summary import Summary
 from servesim.workload.requests import Requests
 from servesim.workload.workload import CREDIT, OpenLoop, Retrying
 from tests.command import servesim

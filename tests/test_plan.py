@@ -7,27 +7,27 @@ import random
 import unittest
 from typing import Any
 
-from servesim.analysis import plan, plan_shards, plan_space
-from servesim.analysis.binding import BUDGETS, binding_of
-from servesim.analysis.plan import Planner, PlanSpec, replicas_for
-from servesim.analysis.plan_document import plan_body
-from servesim.analysis.plan_shards import plan_digest
-from servesim.analysis.plan_space import Candidate, candidates, prices_an_hour, prospect_of
-from servesim.analysis.plan_units import EDGE, Question, Row, Unit, work
-from servesim.analysis.remedies import REMEDIES
-from servesim.analysis.search import Search
-from servesim.analysis.trial import Load, load_of, run_trial
 from servesim.catalog.servers import SERVERS
-from servesim.engine.server import build_server
+from servesim.config.build import build_server
+from servesim.config.fleet import FleetSpec
+from servesim.config.server import ServerSpec
+from servesim.config.workload import WorkloadSpec
+from servesim.diagnose.binding import BUDGETS, binding_of
+from servesim.diagnose.rules import REMEDIES
 from servesim.engine.simulate import run_workload
-from servesim.engine.spec import ServerSpec
 from servesim.errors import InputError
 from servesim.fleet.build import Deployment, build_deployment
-from servesim.fleet.spec import FleetSpec
+from servesim.plan import plan
+from servesim.plan import shards as plan_shards
+from servesim.plan import space as plan_space
+from servesim.plan.plan import Planner, PlanSpec, plan_body, replicas_for
+from servesim.plan.search import Search
+from servesim.plan.shards import plan_digest
+from servesim.plan.space import Candidate, candidates, prices_an_hour, prospect_of
+from servesim.plan.trial import EDGE, Load, Question, Row, Unit, load_of, run_trial, work
 from servesim.report.plan import plan_text
-from servesim.slo import parse_slos
-from servesim.summary import summarize
-from servesim.workload.spec import WorkloadSpec
+from servesim.summary.slo import parse_slos
+from servesim.summary.summary import summarize
 from tests.extent import same_on_every_interpreter
 
 SLOS = ("ttft_p95=500ms", "tpot_p95=50ms")

@@ -8,8 +8,7 @@ from dataclasses import replace
 from servesim.catalog.hardware import HARDWARE
 from servesim.catalog.models import MODELS
 from servesim.catalog.weights import EVERY, EXPERTS, GGML_TYPES, KV_BYTES, LINEAR, WEIGHT_BYTES, WEIGHT_FORMATS
-from servesim.cost.memory import plan_capacity
-from servesim.cost.parallel import Parallel
+from servesim.cost.memory import Parallel, plan_capacity
 from servesim.cost.roofline import Roofline
 from servesim.errors import CapacityError, InputError
 from servesim.report.capacity import capacity_dict, capacity_text

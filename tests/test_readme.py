@@ -10,15 +10,15 @@ from servesim.catalog.hardware import HARDWARE
 from servesim.catalog.models import MODELS
 from servesim.cli.main import VERBS
 from servesim.client.flavour import API_FLAVOURS
+from servesim.config.engine import RULES
 from servesim.cost.model import COST_MODELS
-from servesim.engine.config import RULES
 from servesim.engine.policy import POLICIES
-from servesim.fleet.link import OVERLAPS, SCOPES
+from servesim.fleet.disaggregation import OVERLAPS, SCOPES
 from servesim.fleet.router import ROUTERS
-from servesim.report.figures import FIGURES
+from servesim.report.charts import FIGURES
 from servesim.report.renderers import RENDERERS
 from servesim.workload.arrivals import ARRIVALS
-from servesim.workload.trace import TRACE_FORMATS
+from servesim.workload.traces.trace import TRACE_FORMATS
 from tests.command import ROOT, in_shell, workspace
 from tests.extent import same_on_every_interpreter
 from tests.guide_runner import Runner

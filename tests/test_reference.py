@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from servesim.engine.config import EngineConfig
-from servesim.records import Outcome, Run
+from servesim.config.engine import EngineConfig
+from servesim.runs.records import Outcome, Run
 from servesim.workload.requests import OPEN_END
 from tests.case import Case, Row
 from tests.oracle import run_observed

@@ -7,12 +7,11 @@ import unittest
 from html.parser import HTMLParser
 
 from servesim import simulate
-from servesim.report.figures import FIGURES, draw
+from servesim.report.charts import FIGURES, draw
 from servesim.report.html import page
-from servesim.report.material import Material, grid_of
+from servesim.report.input import Material, grid_of
 from servesim.report.renderers import RENDERERS
-from servesim.report.style import PAGE_STYLE
-from servesim.report.svg import plain
+from servesim.report.svg import PAGE_STYLE, plain
 from servesim.report.text import fleet_lines
 from tests.extent import same_on_every_interpreter
 from tests.report_runs import HOSTILE, burst, divided, hostile, materials, named, streams, sweep_document

@@ -5,13 +5,13 @@ import unittest
 from dataclasses import replace
 
 from servesim import __version__, simulate
-from servesim.records import EngineTotals, Outcome
 from servesim.report.documents import document, summary_document, sweep_document, to_json
 from servesim.report.sweep import sweep_text
 from servesim.report.text import summary_text, warmup_text
-from servesim.slo import parse_slos
+from servesim.runs.records import EngineTotals, Outcome
 from servesim.stats import Values, describe
-from servesim.summary import Summary, summarize
+from servesim.summary.slo import parse_slos
+from servesim.summary.summary import Summary, summarize
 from tests.runs import measured, random_simulated
 
 LOST = {"times": [], "outcome": Outcome.FAILED, "reason": "timeout"}

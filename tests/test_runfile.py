@@ -12,11 +12,11 @@ from array import array
 from pathlib import Path
 
 from servesim.errors import InputError, RunError
-from servesim.records import GaugeSample, Outcome, Run
-from servesim.runfile import RunWriter, write_run
-from servesim.runreader import read_run, read_saved
-from servesim.slo import parse_slos
-from servesim.summary import summarize
+from servesim.runs.reader import read_run, read_saved
+from servesim.runs.records import GaugeSample, Outcome, Run
+from servesim.runs.writer import RunWriter, write_run
+from servesim.summary.slo import parse_slos
+from servesim.summary.summary import summarize
 from tests.runs import measured, random_simulated
 
 SLOS = parse_slos(["ttft_p95=10ms,itl_p99=20ms,e2e=1s"])

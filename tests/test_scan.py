@@ -9,9 +9,9 @@ import unittest
 from servesim.client import scan as scan_module
 from servesim.client.scan import Line, fit_line, make_scan
 from servesim.errors import InputError
-from servesim.records import Outcome
-from servesim.report.scan import scan_json, scan_text
-from servesim.summary import Summary, summarize
+from servesim.report.sweep import scan_json, scan_text
+from servesim.runs.records import Outcome
+from servesim.summary.summary import Summary, summarize
 from tests.runs import measured
 
 

@@ -9,8 +9,7 @@ from tempfile import TemporaryDirectory
 
 from servesim import simulate
 from servesim.errors import InputError
-from servesim.workload.arrivals import draw_arrivals
-from servesim.workload.schedule import RateSchedule, draw_scheduled, read_schedule, schedule_of
+from servesim.workload.arrivals import RateSchedule, draw_arrivals, draw_scheduled, read_schedule, schedule_of
 from tests.command import servesim
 from tests.extent import same_on_every_interpreter
 

@@ -12,7 +12,7 @@ from typing import Any
 from servesim.cli.main import VERBS
 from servesim.report.documents import document
 from servesim.report.schemas.registry import PARTS, SCHEMAS, identity, schema
-from servesim.summary import Summary
+from servesim.summary.summary import Summary
 from tests.command import servesim
 from tests.documents import Written
 from tests.json_schema import problems

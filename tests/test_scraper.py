@@ -14,14 +14,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from servesim.client import setup
-from servesim.client.fetch import Fetcher, FetchError
-from servesim.client.ready import check_reachable, wait_ready
+from servesim.client.fetch import Fetcher, FetchError, check_reachable, wait_ready
 from servesim.client.scraper import Scraper
 from servesim.client.setup import pick_model, read_setup, simulate_options
 from servesim.client.target import Target, parse_target
-from servesim.engine.spec import ServerSpec
+from servesim.config.server import ServerSpec
+from servesim.config.workload import WorkloadSpec
 from servesim.errors import RunError
-from servesim.workload.spec import WorkloadSpec
 
 CAPTURES = Path(__file__).resolve().parent.parent / "fixtures" / "captures"
 Reply = tuple[int, bytes]

@@ -8,9 +8,9 @@ import random
 import unittest
 from collections.abc import Callable
 
-from servesim.analysis import search
-from servesim.analysis.search import Answer, Limit, Search
 from servesim.errors import InputError
+from servesim.plan import search
+from servesim.plan.search import Answer, Limit, Search
 from tests.extent import seeds
 
 

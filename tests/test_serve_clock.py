@@ -8,13 +8,12 @@ import unittest
 from array import array
 from typing import Any
 
+from servesim.config.build import Server, build_server
+from servesim.config.server import ServerSpec
 from servesim.engine.engine import Engine
-from servesim.engine.server import Server, build_server
-from servesim.engine.spec import ServerSpec
 from servesim.serve.engine_clock import EngineClock
-from servesim.serve.generation import Generation
-from servesim.serve.prefixes import Prefixes
-from servesim.serve.steps import EndedStep, StepTokens
+from servesim.serve.generation import EndedStep, Generation, StepTokens
+from servesim.serve.tokenizer import Prefixes
 from servesim.workload.requests import Requests
 from servesim.workload.workload import ClosedLoop, OpenLoop, Workload
 

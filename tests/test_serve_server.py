@@ -14,7 +14,7 @@ from unittest import mock
 from servesim.client.health import KERNEL_STAMPS
 from servesim.errors import RunError
 from servesim.serve import connection as connection_module
-from servesim.serve.arrival import ask_for_stamps, came_at
+from servesim.serve.connection import ask_for_stamps, came_at
 from servesim.serve.loop import listen
 from tests.serve_case import LiveServer, events, eventually
 

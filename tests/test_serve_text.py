@@ -6,8 +6,7 @@ import random
 import unittest
 
 from servesim.client.prompts import WORDS
-from servesim.serve.text import SENTENCES, TOKENS, Speech
-from servesim.serve.tokenizer import MAX_TOKEN_CHARACTERS, Tokenizer, chat_tokens, cut
+from servesim.serve.tokenizer import MAX_TOKEN_CHARACTERS, SENTENCES, TOKENS, Speech, Tokenizer, chat_tokens, cut
 
 ALPHABET = "aB7_é漢 \n\t.,!?-'\"(){}🙂\u0301"
 

@@ -7,10 +7,10 @@ from collections import Counter
 from typing import Any
 
 from servesim import simulate
-from servesim.engine.server import Server, build_server
-from servesim.engine.spec import ServerSpec
+from servesim.config.build import Server, build_server
+from servesim.config.server import ServerSpec
 from servesim.errors import CapacityError, InputError
-from servesim.records import Outcome
+from servesim.runs.records import Outcome
 
 
 def server(**asked: Any) -> Server:

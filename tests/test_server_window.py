@@ -10,7 +10,7 @@ from typing import Any
 from servesim.catalog.servers import GAUGE, HISTOGRAM, MEAN, SERVERS, Metric, dialect_of, error_kind
 from servesim.client.window import gauge_sample, server_window, setup_facts, wanted_names
 from servesim.errors import InputError
-from servesim.records import GaugeSample
+from servesim.runs.records import GaugeSample
 from servesim.wire.prometheus import Page, parse_page
 
 CAPTURES = Path(__file__).resolve().parent.parent / "fixtures" / "captures"

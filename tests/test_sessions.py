@@ -9,12 +9,12 @@ import unittest
 from itertools import combinations
 from pathlib import Path
 
+from servesim.config.workload import WorkloadSpec
 from servesim.errors import InputError
 from servesim.workload.build import build_workload
 from servesim.workload.content import BlockChains, Streams, cut, renumber
 from servesim.workload.requests import OPEN_END, Content, Requests
-from servesim.workload.spec import WorkloadSpec
-from servesim.workload.trace import Trace, read_trace
+from servesim.workload.traces.trace import Trace, read_trace
 
 
 def trace_of(rows: list[dict], **options: object) -> Trace:

@@ -15,7 +15,7 @@ from servesim.cost.model import COST_MODELS
 from servesim.engine import simulate as module
 from servesim.errors import InputError
 from servesim.fleet import simulate as fleet_module
-from servesim.records import Run
+from servesim.runs.records import Run
 
 SMALL: dict[str, Any] = {"requests": 60, "prompt_tokens": "20-200", "output_tokens": "5-40"}
 

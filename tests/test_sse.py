@@ -9,8 +9,8 @@ import random
 import time
 import unittest
 
+from servesim.wire.faults import MAX_EVENT_BYTES, ProtocolError
 from servesim.wire.http_body import ChunkedBody, encode_chunk
-from servesim.wire.limits import MAX_EVENT_BYTES, ProtocolError
 from servesim.wire.ndjson import JsonDecoder, NdjsonDecoder, StreamDecoder, open_stream
 from servesim.wire.sse import DONE, Event, SseDecoder
 

@@ -5,11 +5,11 @@ import math
 import unittest
 
 from servesim.errors import InputError
-from servesim.latency import Completed, late_gaps, token_events
-from servesim.records import EngineTotals, Outcome, Run
-from servesim.slo import parse_slos
+from servesim.runs.records import EngineTotals, Outcome, Run
 from servesim.stats import PERCENTILES
-from servesim.summary import summarize
+from servesim.summary.latency import Completed, late_gaps, token_events
+from servesim.summary.slo import parse_slos
+from servesim.summary.summary import summarize
 from tests.extent import seeds
 from tests.runs import measured, random_simulated
 

@@ -12,18 +12,36 @@ from xml.etree import ElementTree
 
 from servesim import simulate
 from servesim.report import explain
-from servesim.report.axes import axis_of_counts, axis_of_seconds, axis_of_time, linear, logarithmic, nice_step
-from servesim.report.cdf import curve, sample_of
-from servesim.report.figure import Figure, Panel, picture
-from servesim.report.figures import FIGURES, draw
-from servesim.report.gaps import gaps_of
-from servesim.report.lanes import PHASES, chosen_lanes, request_lanes, spans_of
-from servesim.report.material import Material
+from servesim.report.charts import FIGURES, curve, draw, gaps_of, sample_of
+from servesim.report.figure import (
+    Figure,
+    Panel,
+    axis_of_counts,
+    axis_of_seconds,
+    axis_of_time,
+    linear,
+    logarithmic,
+    nice_step,
+    picture,
+)
+from servesim.report.input import Material
 from servesim.report.roofline_picture import device_of, roofline, step_places
-from servesim.report.series import counted, kv_use, output_rate, run_end_s, running, step_tokens, token_weights, waiting
+from servesim.report.series import (
+    cloud_points,
+    counted,
+    evenly,
+    kv_use,
+    line_points,
+    means,
+    output_rate,
+    run_end_s,
+    running,
+    step_tokens,
+    token_weights,
+    waiting,
+)
 from servesim.report.svg import HEIGHT, WIDTH, escape, line_path, steps_path
-from servesim.report.thin import cloud_points, evenly, line_points, means
-from servesim.report.timeline import timeline
+from servesim.report.timeline import PHASES, chosen_lanes, request_lanes, spans_of, timeline
 from tests.extent import same_on_every_interpreter
 from tests.report_runs import GOLDEN, HOSTILE, burst, divided, golden_pictures, materials, named, streams
 from tests.runs import measured, random_simulated

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from servesim.client import target as target_module
 from servesim.client.fetch import Fetcher
-from servesim.client.opening import describe_failure
+from servesim.client.pool import describe_failure
 from servesim.client.target import parse_header, parse_target
 from servesim.errors import InputError
 

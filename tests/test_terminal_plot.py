@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 import unittest
 
-from servesim.report.cdf import sample_of
+from servesim.report.charts import sample_of
 from servesim.report.terminal import BLOCKS, COLUMNS, bar, histogram_lines, plot_rows, plot_run, sparkline
 from servesim.stats import Values
-from servesim.summary import summarize
+from servesim.summary.summary import summarize
 from tests.report_runs import burst, streams
 from tests.runs import measured, random_simulated
 

@@ -1,4 +1,4 @@
-"""What a last hard look found and must not come back: dead code, code told twice, files too long to hold in mind."""
+"""What a last hard look found and must not come back: dead code and code told twice."""
 
 from __future__ import annotations
 
@@ -13,15 +13,6 @@ from tests.command import ROOT
 from tests.extent import same_on_every_interpreter
 
 MODULES = sorted((ROOT / "servesim").rglob("*.py"))
-MOST_LINES = 350
-LONGER = {
-    "engine/engine.py": 470,  # the hot loop: one function call a step would be a tenth of its speed
-    "engine/blocks.py": 400,  # the pool, whose free list, chains and extents change together
-    "cost/detailed.py": 365,
-    "serve/engine_clock.py": 360,
-}
-"""Modules that may be longer, and how long; none may grow."""
-
 USED_ELSEWHERE = {
     "makefile": "http.client calls it",
     "BUDGETS": "the tests hold the remedies against it",
@@ -41,12 +32,6 @@ def functions(tree: ast.AST) -> list[ast.FunctionDef]:
 
 @same_on_every_interpreter
 class Tidy(unittest.TestCase):
-    def test_no_module_is_too_long_to_hold_in_mind(self) -> None:
-        for path in MODULES:
-            name = path.relative_to(ROOT / "servesim").as_posix()
-            lines = path.read_text(encoding="utf-8").count("\n")
-            self.assertLessEqual(lines, LONGER.get(name, MOST_LINES), name)
-
     def test_every_name_is_used_by_the_package_itself(self) -> None:
         texts = {path: path.read_text(encoding="utf-8") for path in MODULES}
         words: Counter[str] = Counter()

@@ -9,14 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from servesim import simulate, summarize
-from servesim.analysis.offload_gain import stops_paying
+from servesim.config.build import build_server
+from servesim.config.server import ServerSpec
+from servesim.config.workload import WorkloadSpec
 from servesim.engine.engine import Engine
-from servesim.engine.server import build_server
-from servesim.engine.spec import ServerSpec
 from servesim.engine.tiers import TierConfig
 from servesim.errors import InputError
+from servesim.plan.sweep import stops_paying
 from servesim.workload.build import build_workload
-from servesim.workload.spec import WorkloadSpec
 from tests.case import Case
 from tests.command import servesim
 from tests.extent import seeds

@@ -16,13 +16,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from unittest import mock
 
+from servesim.config.workload import WorkloadSpec
 from servesim.errors import InputError
 from servesim.workload.build import build_workload
 from servesim.workload.requests import Requests
-from servesim.workload.spec import WorkloadSpec
-from servesim.workload.times import parse_iso
-from servesim.workload.trace import TRACE_FORMATS, Trace, read_trace, write_trace
-from servesim.workload.trace_file import MAX_LINE_BYTES
+from servesim.workload.traces.fields import parse_iso
+from servesim.workload.traces.lines import MAX_LINE_BYTES
+from servesim.workload.traces.trace import TRACE_FORMATS, Trace, read_trace, write_trace
 from tests.extent import seeds
 
 

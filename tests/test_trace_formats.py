@@ -14,9 +14,9 @@ from unittest import mock
 
 from servesim import simulate, summarize
 from servesim.errors import InputError
-from servesim.runfile import write_run
+from servesim.runs.writer import write_run
 from servesim.workload.requests import OPEN_END
-from servesim.workload.trace import TRACE_FORMATS, Trace, read_trace
+from servesim.workload.traces.trace import TRACE_FORMATS, Trace, read_trace
 from tests.command import ROOT, servesim
 
 SAMPLES = ROOT / "fixtures" / "traces"

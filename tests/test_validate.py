@@ -11,11 +11,11 @@ import unittest
 from dataclasses import replace
 from pathlib import Path
 
-from servesim.analysis.silicon import Group, GroupFit, Held, applied, fit_group, medians, read_groups, transfers, why
-from servesim.analysis.validate import EVIDENCE, Claim, Evidence, Table, validate
+from servesim.calibrate.silicon import Group, GroupFit, Held, applied, fit_group, medians, read_groups, transfers, why
+from servesim.calibrate.validate import EVIDENCE, Claim, Evidence, Table, validate
 from servesim.cli.validate import run as validate_verb
 from servesim.errors import InputError
-from servesim.report.validation import evidence_markdown, evidence_text
+from servesim.report.calibration import evidence_markdown, evidence_text
 from tests.command import Said
 from tests.data import FOLDER, needs_data
 from tests.extent import same_on_every_interpreter

@@ -18,11 +18,11 @@ from servesim import simulate
 from servesim.client.target import parse_target
 from servesim.client.window import server_window
 from servesim.errors import RunError
-from servesim.latency import Completed
-from servesim.live.figures import Figures, shown
-from servesim.live.load import ClientFigures, latencies
-from servesim.live.screen import COLUMNS, Screen, heading, line
+from servesim.live.loadgen import ClientFigures, latencies
+from servesim.live.meter import Figures, shown
+from servesim.live.terminal import COLUMNS, Screen, heading, line
 from servesim.live.watcher import Look, PageWatcher
+from servesim.summary.latency import Completed
 from tests.command import ROOT, servesim
 from tests.serve_case import CAPTURES, LiveServer
 from tests.test_live_feed import Viewer

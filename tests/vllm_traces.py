@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from servesim.engine.config import RULES, EngineConfig, Rules
+from servesim.config.engine import RULES, EngineConfig, Rules
 from servesim.errors import InputError
 from servesim.workload.requests import OPEN_END, Content, Requests
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 import sys
 
-from servesim.analysis.rules import RULES
 from servesim.catalog.servers import SERVERS, ServerDialect
+from servesim.diagnose.rules import RULES
 from tests.command import ROOT
 from tests.guides import without_fences
 from tests.readme_commands import rewritten, sessions

@@ -2,16 +2,174 @@
 
 A preset is one `Hardware` with its source and date. `tflops` is dense BF16 (no sparsity, FP32 accumulation), the
 figure that datasheets print at half of their large print. `memory_gib` is what nvidia-smi shows, not the marketing GB.
+
+What a device draws: its peak by the datasheet, and at rest with a model loaded where somebody published that.
+
+The peak is the board or module power that a datasheet calls TDP, TGP or TBP. No datasheet has a figure at rest, and
+nvidia-smi without a process shows less than a server at rest draws: a CUDA context alone holds the clocks up and adds
+26-66 W. Figures at rest are therefore taken only from measurements with a context; elsewhere they are unknown, and no
+energy can be told.
+
+One device: datasheet peaks, memory as the driver reports it, and the efficiency a server reaches of the peaks.
+
+A device in a JSON file: what `--hardware FILE` reads and what `calibrate` writes.
+
+    {
+      "schema": "servesim.device/1",
+      "name": "rtx-4090-in-my-office",          the file's name where it is left out
+      "base": "rtx-4090-24gb",                  a preset; what is not said here is the preset's
+      "mfu": 0.61, "mbu": 0.87, "overhead_ms": 1.9,                the roofline's figures
+      "detailed": {"mfu": 0.9, "mixed_kv": 1.7},                   parameters of `--cost-model detailed`
+      "fitted": "from 2 runs: error 0.6 %",     how the figures came about, in a sentence
+      "fitted_for": "detailed",                 the cost model to use where nobody names one
+      "provenance": {...}                       anything: runs, residuals, versions; kept, not read
+    }
+
+Any other field of `Hardware` may stand beside them (`memory_gib`, `bandwidth_gb_s`, `tflops`, `fp8_tflops`, `bus_gb_s`,
+`reserve_gib`, `peak_w`, `idle_w`, `kind`, `source`, `date`, `note`); without a base the first three must. A field that
+is not known is an error, so that a slip of the pen does not become a default; null stands for a field that is left out,
+or for a device without FP8 units, a bus, known power or parameters.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from servesim.catalog.device import Hardware as Hardware
-from servesim.catalog.power import POWER
-from servesim.units import suggest
+from servesim.catalog.json_file import Fields, read_object
+from servesim.errors import InputError
+from servesim.units import GIB, suggest
+
+_DATASHEET = "peak: the datasheet's maximum power"
+_PARKED = "at rest with a CUDA context: arXiv:2605.23918 and its authors' code (H100 SXM, A100 PCIe, L40S)"
+
+
+@dataclass(slots=True, frozen=True)
+class Power:
+    """Watts of one device; None is unknown."""
+
+    peak_w: float
+    idle_w: float | None = None
+
+    @property
+    def source(self) -> str:
+        return _DATASHEET if self.idle_w is None else f"{_DATASHEET}; {_PARKED}"
+
+
+POWER: dict[str, Power] = {
+    "h100-sxm-80gb": Power(700, 121.7),
+    "h100-pcie-80gb": Power(350),
+    "h100-nvl-94gb": Power(400),
+    "h200-sxm-141gb": Power(700),
+    "b200-sxm-180gb": Power(1000),
+    "gb200-186gb": Power(1200),
+    "a100-sxm-80gb": Power(400),
+    "a100-pcie-80gb": Power(300, 80.0),
+    "a100-sxm-40gb": Power(400),
+    "l4-24gb": Power(72),
+    "l40s-48gb": Power(350, 102.0),
+    "l40-48gb": Power(300),
+    "a10-24gb": Power(150),
+    "a40-48gb": Power(300),
+    "rtx-a6000-48gb": Power(300),
+    "rtx-6000-ada-48gb": Power(300),
+    "rtx-pro-6000-96gb": Power(600),
+    "rtx-5090-32gb": Power(575),
+    "rtx-4090-24gb": Power(450),
+    "rtx-3090-24gb": Power(350),
+    "t4-16gb": Power(70),
+    "mi300x-192gb": Power(750),
+    "mi325x-256gb": Power(1000),
+}
+"""By preset of hardware; a device that is not here has no figure that a datasheet gives for it alone."""
+
+
+KINDS = ("gpu", "cpu", "unified")
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Hardware:
+    """One device. `bus_gb_s` is one device's bandwidth to its peers in one direction (NVLink, xGMI, else PCIe)."""
+
+    name: str
+    memory_gib: float
+    bandwidth_gb_s: float
+    tflops: float  # dense BF16
+    fp8_tflops: float | None = None  # dense; None: the device has no FP8 units
+    reserve_gib: float = 2.0  # activations, CUDA graphs and context: what a server keeps beside weights and KV
+    mfu: float = 0.50  # share of tflops that a step reaches
+    mbu: float = 0.75  # share of bandwidth_gb_s that a step reaches
+    overhead_ms: float = 1.0  # host time of a step
+    bus_gb_s: float | None = None
+    peak_w: float | None = None  # power at full load; None: no source gives it
+    idle_w: float | None = None  # power at rest, a model loaded
+    power_source: str = ""
+    kind: str = "gpu"
+    source: str
+    date: str
+    detailed: Mapping[str, float] | None = None  # parameters of the cost model `detailed`, where they are not its own
+    fitted: str = ""  # how efficiency figures were fitted, and how well; empty: they are the defaults
+    fitted_for: str = ""  # the cost model that they were fitted for, which a server then takes by itself
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.name or not self.name.isprintable():
+            raise InputError(f"hardware name is {self.name!r}, must be printable text")
+        given = [name for name in ("fp8_tflops", "bus_gb_s", "peak_w", "idle_w") if getattr(self, name) is not None]
+        for field in ("memory_gib", "bandwidth_gb_s", "tflops", "mfu", "mbu", *given):
+            value = getattr(self, field)
+            if not _is_number(value) or not 0 < value < 1e9:
+                raise InputError(f"{field} of hardware {self.name!r} is {value!r}, must be a number above 0")
+        for field in ("reserve_gib", "overhead_ms"):
+            value = getattr(self, field)
+            if not _is_number(value) or not 0 <= value < 1e9:
+                raise InputError(f"{field} of hardware {self.name!r} is {value!r}, must be a number of 0 or more")
+        for name, value in (self.detailed or {}).items():
+            if not isinstance(name, str) or not _is_number(value) or not -1e9 < value < 1e9:
+                raise InputError(f"detailed.{name} of hardware {self.name!r} is {value!r}, must be a number")
+        if self.kind not in KINDS:
+            raise InputError(f"kind of hardware {self.name!r} is {self.kind!r}, must be one of {', '.join(KINDS)}")
+
+    @property
+    def memory_bytes(self) -> int:
+        return round(self.memory_gib * GIB)
+
+    @property
+    def reserve_bytes(self) -> int:
+        return round(self.reserve_gib * GIB)
+
+    @property
+    def overhead_s(self) -> float:
+        return self.overhead_ms / 1e3
+
+    @property
+    def has_peaks(self) -> bool:
+        """Whether its rates are a datasheet's; a processor's are round figures, which a fit may go beyond."""
+        return self.kind != "cpu"
+
+    @property
+    def ridge_flop_per_byte(self) -> float:
+        """The raw ridge of the roofline: FLOPs the device can do while it reads one byte, by the datasheet."""
+        return self.tflops * 1e12 / (self.bandwidth_gb_s * 1e9)
+
+    def with_efficiency(
+        self, *, mfu: float | None = None, mbu: float | None = None, overhead_ms: float | None = None
+    ) -> Hardware:
+        """Return this device with the efficiency figures that are given; a figure of its own ends a preset's fit.
+
+        The figures count for every cost model, so they go into the parameters of `detailed` too.
+        """
+        given = {"mfu": mfu, "mbu": mbu, "overhead_ms": overhead_ms}
+        changed = {name: value for name, value in given.items() if value is not None}
+        detailed = {**(self.detailed or {}), **changed}
+        return replace(self, **changed, detailed=detailed, fitted="") if changed else self  # type: ignore[arg-type]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
 
 DEFAULT_HARDWARE = "h100-sxm-80gb"
 
@@ -33,7 +191,7 @@ def load_hardware(name: str) -> Hardware:
     """Return the preset `name`, or the device in the JSON file at the path `name` (see `hardware_file`)."""
     if name in HARDWARE or not (name.endswith(".json") or os.sep in name):
         return find_hardware(name)
-    from servesim.catalog.hardware_file import read_hardware
+    from servesim.catalog.hardware import read_hardware
 
     return read_hardware(name)
 
@@ -277,3 +435,75 @@ _PRESETS = (
 )
 
 HARDWARE: dict[str, Hardware] = {preset.name: preset for preset in _PRESETS}
+
+
+SCHEMA = "servesim.device/1"
+MAX_BYTES = 16 * 2**20
+
+_TEXTS = ("name", "kind", "source", "date", "fitted", "fitted_for", "note", "power_source")
+_EFFICIENCY = ("mfu", "mbu", "overhead_ms")
+_MAY_BE_NULL = ("fp8_tflops", "bus_gb_s", "detailed", "peak_w", "idle_w")  # null: the device has none
+_FIELDS = tuple(field.name for field in fields(Hardware))
+_BESIDE = ("schema", "base", "provenance", "servesim", "command", "config", "partial")
+
+
+def read_hardware(path: str) -> Hardware:
+    """Return the device in the JSON file at `path`; raise `InputError` with the file's name and the field."""
+    document = Fields(read_object(path, limit_bytes=MAX_BYTES), path)
+    schema = document.text("schema", default=SCHEMA)
+    if schema != SCHEMA:
+        raise InputError(f"{path}: schema is {schema[:60]!r}, must be {SCHEMA!r}, a device")
+    for key in document.values:
+        if key not in _FIELDS and key not in _BESIDE:
+            raise InputError(f"{path}: {suggest('field', key, (*_FIELDS, *_BESIDE))}")
+    base = document.text("base")
+    given = _given(document)
+    given.setdefault("name", os.path.splitext(os.path.basename(path))[0])
+    try:
+        if base:
+            preset = find_hardware(base)
+            if any(given.get(name, getattr(preset, name)) != getattr(preset, name) for name in _EFFICIENCY):
+                given.setdefault("fitted", "")
+            return replace(preset, **given)
+        for name in ("memory_gib", "bandwidth_gb_s", "tflops"):
+            if name not in given:
+                raise InputError(f"{name} is missing; give it, or a preset as base")
+        return Hardware(**{"source": f"the file {os.path.basename(path)}", "date": "", **given})
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def device_document(
+    hardware: Hardware, *, base: str | None = None, provenance: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the JSON document of `hardware`, in full, so that it reads back equal whatever becomes of its base.
+
+    `base` is then only a reference to the preset it came from.
+    """
+    document: dict[str, Any] = {"schema": SCHEMA}
+    for field in fields(Hardware):
+        value = getattr(hardware, field.name)
+        document[field.name] = dict(value) if isinstance(value, Mapping) else value
+        if field.name == "name" and base is not None:
+            document["base"] = base
+    if provenance is not None:
+        document["provenance"] = dict(provenance)
+    return document
+
+
+def _given(document: Fields) -> dict[str, Any]:
+    """Return the fields of `Hardware` that the file gives, each of its type."""
+    given: dict[str, Any] = {}
+    for name in _FIELDS:
+        if document.get(name) is None:
+            if name in document.values and name in _MAY_BE_NULL:
+                given[name] = None
+            continue
+        if name in _TEXTS:
+            given[name] = document.text(name)
+        elif name == "detailed":
+            part = document.part(name)
+            given[name] = {key: part.number(key) for key in part.values} if part else None
+        else:
+            given[name] = document.number(name)
+    return given

@@ -93,7 +93,7 @@ def load_model(name: str) -> Model:
         return MODELS[name]
     is_folder = os.path.isdir(name)
     if name.lower().endswith(".gguf") and not is_folder:
-        from servesim.catalog.gguf_model import read_gguf_model
+        from servesim.catalog.gguf import read_gguf_model
 
         return read_gguf_model(name)
     if is_folder or os.path.isfile(name) or name.endswith(".json"):

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from servesim.analysis.calibrate import Calibration, calibrate
-from servesim.analysis.fittable import FITTABLE
-from servesim.analysis.readings import read_measurements
-from servesim.catalog.hardware_file import device_document
+from servesim.calibrate.calibrate import Calibration, calibrate
+from servesim.calibrate.input import read_measurements
+from servesim.calibrate.parameters import FITTABLE
+from servesim.catalog.hardware import device_document
 from servesim.cli.options import CONFIG, JSON, QUIET, SERVER_GROUPS, gather
 from servesim.cli.output import result_to
 from servesim.cli.parser import Group, Option, Parser
+from servesim.config.server import SERVER_CHECKS, one_of, text
 from servesim.console import Console
-from servesim.engine.spec import SERVER_CHECKS, one_of, text
 from servesim.errors import InputError, RunError
 from servesim.report.calibration import calibration_text
 from servesim.report.documents import document, to_json

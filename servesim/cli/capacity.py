@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from servesim.cli.options import ADAPTERS, CONFIG, COST, DEVICE, JSON, LIMITS, OUTPUT, QUIET, TIERS, gather, server_spec
 from servesim.cli.output import result_to
 from servesim.cli.parser import Group, Option, Parser
+from servesim.config.build import build_server
+from servesim.config.server import count
 from servesim.console import Console
-from servesim.engine.server import build_server
-from servesim.engine.spec import count
 from servesim.report.capacity import beside_dict, beside_lines, capacity_dict, capacity_text
 
 EXAMPLES = (
@@ -71,14 +71,14 @@ def run(argv: Sequence[str]) -> int:
             config = {key: known[key] for key in parser.options if key in known}
             body = capacity_dict(plan, context) | beside_dict(server)
             if values.get("explain_cost"):
-                from servesim.report.cost import cost_dict, plan_shares
+                from servesim.report.explain import cost_dict, plan_shares
 
                 body["cost"] = cost_dict(plan_shares(server, context))
             write(to_json(document("capacity", config, body)))
         else:
             write(capacity_text(plan, context, beside_lines(server)))
             if values.get("explain_cost"):
-                from servesim.report.cost import cost_text, plan_shares
+                from servesim.report.explain import cost_text, plan_shares
 
                 write("\n" + cost_text(plan_shares(server, context)))
     plan.require_start()

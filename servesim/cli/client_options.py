@@ -8,8 +8,8 @@ from servesim.cli.load_options import SLO, TRACE, WORKLOAD
 from servesim.cli.options import CONFIG, JSON, OUTPUT, PLOT, QUIET, SAVE
 from servesim.cli.parser import Group, Option
 from servesim.client.flavour import API_FLAVOURS
-from servesim.client.spec import LOAD_CHECKS, SEARCHED, LoadSpec
-from servesim.engine.spec import count
+from servesim.config.loadgen import LOAD_CHECKS, SEARCHED, LoadSpec
+from servesim.config.server import count
 
 
 def _option(flag: str, about: str, metavar: str = "N", default: str = "", *, key: str = "", **more: Any) -> Option:

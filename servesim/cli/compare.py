@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from servesim.analysis.compare import MARGIN, compare
-from servesim.analysis.gate import TRIPPED, UNKNOWN, judge, parse_gates
-from servesim.cli.compare_input import read_side
 from servesim.cli.options import JSON, OUTPUT, QUIET
 from servesim.cli.output import result_to
 from servesim.cli.parser import Group, Option, Parser
+from servesim.comparison.compare import MARGIN, compare
+from servesim.comparison.gate import TRIPPED, UNKNOWN, judge, parse_gates
+from servesim.comparison.input import read_side
+from servesim.config.server import text
 from servesim.console import Console
-from servesim.engine.spec import text
 from servesim.errors import InputError
 from servesim.report.comparison import comparison_markdown, comparison_text
 from servesim.report.documents import document, to_json

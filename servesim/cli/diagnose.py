@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from servesim.analysis.diagnose import diagnosis
-from servesim.analysis.server_flags import parse_flags
-from servesim.analysis.subjects import Known, read_subjects
 from servesim.catalog.hardware import load_hardware
 from servesim.catalog.models import load_model
 from servesim.cli.options import DEVICE, JSON, LIMITS, OUTPUT, QUIET
 from servesim.cli.output import result_to
 from servesim.cli.parser import Group, Option, Parser
+from servesim.config.server import SERVER_CHECKS, seconds, text
+from servesim.config.server_flags import parse_flags
 from servesim.console import Console
-from servesim.engine.spec import SERVER_CHECKS, seconds, text
+from servesim.diagnose.diagnose import diagnosis
+from servesim.diagnose.input import Known, read_subjects
 from servesim.errors import InputError
 from servesim.report.diagnosis import diagnosis_text
 from servesim.report.documents import document, to_json
-from servesim.slo import parse_slos
+from servesim.summary.slo import parse_slos
 
 EXAMPLES = (
     "servesim diagnose before.txt after.txt --window 30s --flags 'vllm serve Qwen/Qwen3-8B --max-num-seqs 256'",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from servesim.cli.parser import Group, Option
+from servesim.config.fleet import FLEET_CHECKS, FleetSpec
 from servesim.fleet.autoscale import FIGURES
-from servesim.fleet.link import OVERLAPS, SCOPES
+from servesim.fleet.disaggregation import OVERLAPS, SCOPES
 from servesim.fleet.router import ROUTERS
-from servesim.fleet.spec import FLEET_CHECKS, FleetSpec
 
 
 def _fleet(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from servesim.cli.document import first_object
 from servesim.client.setup import known_model, like_run
+from servesim.config.document import first_object
 from servesim.errors import InputError
 from servesim.report.documents import summary_document
-from servesim.runreader import read_run
-from servesim.summary import summarize
+from servesim.runs.reader import read_run
+from servesim.summary.summary import summarize
 
 CACHED_MATTERS = 0.05
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from servesim.cli.parser import Check, Group, Option
-from servesim.engine.spec import count, one_of, seconds, text
-from servesim.slo import Slo, parse_slos
+from servesim.config.server import count, one_of, seconds, text
+from servesim.config.workload import WorkloadSpec
+from servesim.summary.slo import Slo, parse_slos
 from servesim.units import parse_count, parse_finite
 from servesim.workload.arrivals import ARRIVALS
 from servesim.workload.lengths import LENGTHS, parse_lengths
-from servesim.workload.spec import WorkloadSpec
-from servesim.workload.times import TIME_UNITS
-from servesim.workload.trace import TRACE_FORMATS
+from servesim.workload.traces.fields import TIME_UNITS
+from servesim.workload.traces.trace import TRACE_FORMATS
 
 
 def _lengths(value: Any, name: str) -> str:

@@ -1,30 +1,275 @@
-"""`servesim loadgen`: measure a real server, with the simulator's own workloads, metrics and reports."""
+"""`servesim loadgen`: measure a real server, with the simulator's own workloads, metrics and reports.
+
+What `loadgen` is asked to measure, decided and checked before anybody is spoken to.
+
+A `loadgen` measurement in progress: who measures, where the records go, who hears of it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from servesim.analysis.search import Answer, Probe, Search
-from servesim.analysis.sweep import Point, knee
-from servesim.cli.client_options import CLIENT_GROUPS
-from servesim.cli.load_options import workload_spec
-from servesim.cli.load_plan import make_plan, point_label, probe_label
-from servesim.cli.load_work import Work
+from servesim.cli.client_options import CLIENT_GROUPS, load_spec
+from servesim.cli.load_options import slos_of, workload_spec
 from servesim.cli.options import gather
 from servesim.cli.output import ascii_only, check_output, result_to
 from servesim.cli.parser import Parser
-from servesim.client.scan import make_scan
-from servesim.console import Console
-from servesim.records import Run
+from servesim.client.measurement import LiveFile, Measurer, path_beside
+from servesim.client.prompts import GivenPrompt, read_prompts
+from servesim.client.run import Progress
+from servesim.client.scan import DEFAULT_REPEATS, DEFAULT_WARMUP, make_scan, scanned
+from servesim.config.loadgen import LoadSpec
+from servesim.config.workload import LOADS, WorkloadSpec
+from servesim.console import Console, reason
+from servesim.errors import InputError, RunError
+from servesim.interrupts import Interrupts
+from servesim.live.loadgen import LoadPage
+from servesim.plan.search import Answer, Probe, Search
+from servesim.plan.sweep import Point, grid, knee
 from servesim.report.documents import document, summary_document, sweep_document, to_json
-from servesim.report.load import FoundLoad, load_json, load_text, spread_json, spread_text, target_text
-from servesim.report.scan import scan_json, scan_text
-from servesim.report.sweep import sweep_text
+from servesim.report.loadgen import FoundLoad, load_json, load_text, spread_json, spread_text, target_text
+from servesim.report.sweep import scan_json, scan_text, sweep_text
 from servesim.report.terminal import plot_rows, plot_run
 from servesim.report.text import summary_text
-from servesim.summary import Summary
+from servesim.runs.records import Run
+from servesim.summary.slo import Slo
+from servesim.summary.summary import Summary, summarize
+from servesim.workload.build import load_requests
+from servesim.workload.requests import Requests
+from servesim.workload.traces.lines import kept_trace
+
+DEFAULT_CONCURRENCY = 8
+CHARACTERS_A_TOKEN = 4  # a guess at a given text's length, until the server's usage tells
+
+
+@dataclass(slots=True, kw_only=True)
+class Plan:
+    """What is to be measured: points of a grid (one, if nothing is swept) or a search, and how often each."""
+
+    values: dict[str, Any]  # every option, by key
+    load: LoadSpec
+    axes: dict[str, list[Any]]
+    points: list[Point]
+    scan: str | None  # the axis of a length scan
+    warmup: int
+    repeat: int
+    slos: list[Slo]
+    given: list[GivenPrompt] | None = None
+    replayed: dict[WorkloadSpec, Requests] = field(default_factory=dict)  # traces, each read once
+    notes: list[str] = field(default_factory=list)  # what a person should know about them
+
+    @property
+    def first_label(self) -> str:
+        """Return what sets the file of the first run apart, empty where there is one run."""
+        if self.load.find is not None:
+            return probe_label(self.load.find, float(self.values[self.load.find]), 0)
+        return point_label(self.points[0])
+
+
+def make_plan(parser: Parser, values: dict[str, Any]) -> Plan:
+    """Return the plan for `values`. Raises InputError for all that can be wrong before the first request."""
+    if "url" not in values:
+        raise InputError("--url is missing, such as --url http://127.0.0.1:8080")
+    values = dict(values)
+    load = load_spec(values)
+    load.target()
+    given = _given(values)
+    if given is not None:
+        _describe_given(values, given)
+    axes = {key: values[key] for key, option in parser.options.items() if option.swept and _is_list(values.get(key))}
+    scan = scanned(axes)
+    if not values.keys() & LOADS:
+        values["concurrency"] = 1 if scan or load.find else DEFAULT_CONCURRENCY
+    repeat = load.repeat
+    if scan is not None:
+        values.setdefault("requests", values.get("repeat", DEFAULT_REPEATS))
+        repeat = 1
+    slos = slos_of(values)
+    if load.find is not None:
+        if axes or not slos:
+            raise InputError("find needs an --slo to meet, and one value for every option; leave out the lists")
+        if load.find not in values:
+            values.pop("concurrency", None)
+            values[load.find] = 1
+        if load.find_max is not None and load.find_max < values[load.find]:
+            raise InputError(f"find_max is {load.find_max:g}, but the search starts at {values[load.find]:g}")
+    points = grid(axes)
+    replayed: dict[WorkloadSpec, Requests] = {}
+    notes: list[str] = []
+    with kept_trace(values.get("trace")) as trace:
+        for spec in dict.fromkeys(workload_spec(values | point) for point in points):
+            if spec.trace is not None:
+                replayed[spec] = load_requests(replace(spec, trace=trace), None if replayed else notes)
+    return Plan(
+        values=values,
+        load=load,
+        axes=axes,
+        points=points,
+        scan=scan,
+        warmup=values.get("warmup", DEFAULT_WARMUP if scan else load.warmup),
+        repeat=repeat,
+        slos=slos,
+        given=given,
+        replayed=replayed,
+        notes=notes,
+    )
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list) and len(value) > 1
+
+
+def _given(values: dict[str, Any]) -> list[GivenPrompt] | None:
+    """Return the prompts that were given as text, None where they are made."""
+    if "prompt" in values:
+        return [GivenPrompt(prompt=values["prompt"])]
+    path = values.get("prompts")
+    if path is None:
+        return None
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            return read_prompts(file, path)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {reason(error)}") from error
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: is not UTF-8 text") from None
+
+
+def _describe_given(values: dict[str, Any], given: list[GivenPrompt]) -> None:
+    """Put given prompts into the workload's terms: their number, and a guess at their length."""
+    for key in ("prompt_tokens", "trace", "turns", "shared_prefix_tokens"):
+        if key in values:
+            raise InputError(f"{key} describes prompts that are made, but they are given; leave one out")
+    sizes = [max(1, len(str(each.prompt)) // CHARACTERS_A_TOKEN) for each in given]
+    values["prompt_tokens"] = f"{min(sizes)}-{max(sizes)}"
+    if "prompts" in values and "duration_s" not in values:
+        values.setdefault("requests", len(given))
+
+
+def point_label(point: Point) -> str:
+    """Return what sets the file of a grid's point apart.
+
+    >>> point_label({"concurrency": 8, "output_tokens": "10"})
+    'concurrency-8.output_tokens-10'
+    """
+    return ".".join(f"{key}-{value}".replace(":", "_").replace("/", "_") for key, value in point.items())
+
+
+def probe_label(key: str, load: float, number: int) -> str:
+    """Return what sets the file of a search's probe apart.
+
+    >>> probe_label("rate", 2.5, 0)
+    'rate-2.5.1'
+    """
+    return f"{key}-{load:g}.{number + 1}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Work:
+    """Measures the points of a plan. Enter it; Ctrl-C then ends a run instead of the program."""
+
+    plan: Plan
+    console: Console
+    interrupts: Interrupts
+    measurer: Measurer
+    first_file: LiveFile | None
+    page: LoadPage | None = None
+    file_errors: list[RunError] = field(default_factory=list)
+
+    @classmethod
+    def begin(cls, plan: Plan, console: Console) -> Work:
+        """Open the first file, then find the server. Raises RunError where one of them cannot be had."""
+        for note in plan.notes:
+            console.note(note)
+        path = plan.values.get("save")
+        first = None if path is None else LiveFile(path_beside(path, plan.first_label) if plan.first_label else path)
+        page = None if plan.values.get("live") is None else LoadPage(plan.load.target(), plan.values["live"])
+        if page is not None:
+            console.note(f"the live page is at {page.url}")
+        interrupts = Interrupts(patience=2)  # the second ends what is in flight, the third whatever hangs
+        measurer = Measurer(plan.load, plan.given, interrupts=interrupts, waiting=_waiting(console))
+        return cls(plan=plan, console=console, interrupts=interrupts, measurer=measurer, first_file=first, page=page)
+
+    def __enter__(self) -> Work:
+        self.interrupts.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.interrupts.__exit__(None, None, None)
+        self.measurer.close()
+        if self.page is not None:
+            self.page.close()
+
+    def measure(self, point: Point, label: str, *, warmup: int | None = None) -> tuple[Run, Summary]:
+        """Measure one point once; `label` sets its file apart where there are several."""
+        values = self.plan.values | point
+        spec = workload_spec(values)
+        config = self.measurer.config(spec) | ({"slo": values["slo"]} if values.get("slo") else {})
+        config["warmup"] = self.plan.warmup
+        file = self._file(label)
+        total = None if spec.duration_s is not None else spec.requests
+        with self.console.progress(label or "requests", total) as progress:
+
+            def watch(state: Progress) -> None:
+                rate = state.token_events / state.elapsed_s if state.elapsed_s > 0 else 0.0
+                progress.update(state.done, f"{state.in_flight} in flight  {rate:,.0f} tok/s  {state.errors} errors")
+                if self.page is not None:
+                    self.page.progress(state)
+
+            run = self.measurer.measure(
+                spec,
+                warmup=self.plan.warmup if warmup is None else warmup,
+                config=config,
+                file=file,
+                progress=watch,
+                filed=None if self.page is None else self.page.filed,
+                requests=self.plan.replayed.get(spec),
+            )
+        if file is not None and file.error is not None:
+            self.file_errors.append(file.error)
+        return run, summarize(run, self.plan.slos)
+
+    def repeated(self, point: Point, label: str) -> tuple[Run, Summary, list[Summary]]:
+        """Measure one point as often as asked; return the repeat of median throughput, and all of them."""
+        done: list[tuple[Run, Summary]] = []
+        for number in range(self.plan.repeat):
+            warmup = self.plan.warmup if number == 0 else 0
+            done.append(
+                self.measure(
+                    point, ".".join(part for part in (label, str(number + 1) if number else "") if part), warmup=warmup
+                )
+            )
+            if done[-1][0].partial:
+                break
+        if done[0][0].warmup is not None:
+            for each, _ in done[1:]:
+                each.warmup = done[0][0].warmup
+        by_speed = sorted(done, key=lambda pair: pair[1].throughput.output_tokens_per_s or 0.0)
+        run, summary = done[-1] if done[-1][0].partial else by_speed[(len(done) - 1) // 2]
+        return run, summary, [each for _, each in done]
+
+    def _file(self, label: str) -> LiveFile | None:
+        if self.first_file is not None:
+            file, self.first_file = self.first_file, None
+            return file
+        path = self.plan.values.get("save")
+        return None if path is None else LiveFile(path_beside(path, label))
+
+
+def _waiting(console: Console) -> Callable[[str], None]:
+    told: set[str] = set()
+
+    def waiting(why: str) -> None:
+        if why not in told:
+            told.add(why)
+            console.note(f"waiting: {why}")
+
+    return waiting
+
 
 EXAMPLES = (
     "servesim loadgen --url http://127.0.0.1:8080 --concurrency 4 --requests 16 --max-tokens 64 --ignore-eos",

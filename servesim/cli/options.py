@@ -8,14 +8,14 @@ from typing import Any
 from servesim.catalog.hardware import load_hardware
 from servesim.catalog.models import load_model
 from servesim.catalog.weights import KV_BYTES
-from servesim.cli.document import read_config
 from servesim.cli.parser import Group, Option, Parser
+from servesim.config.build import DECIDED, build_server
+from servesim.config.document import read_config
+from servesim.config.engine import RULES
+from servesim.config.offload import DEFAULT_LINK, JOIN
+from servesim.config.server import SERVER_CHECKS, ServerSpec, count, switch, text
 from servesim.cost.model import COST_MODELS
-from servesim.engine.config import RULES
-from servesim.engine.offload import DEFAULT_LINK, JOIN
 from servesim.engine.policy import POLICIES
-from servesim.engine.server import DECIDED, build_server
-from servesim.engine.spec import SERVER_CHECKS, ServerSpec, count, switch, text
 from servesim.errors import InputError, ServesimError
 from servesim.units import suggest
 

@@ -8,27 +8,26 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from servesim.analysis.plan import Planner, PlanSpec
-from servesim.analysis.plan_document import plan_body
-from servesim.analysis.plan_shards import ShardWriter, parse_shard, plan_digest, read_shards
-from servesim.analysis.plan_space import DEFAULT_LINK, candidates, possible, prices_an_hour
-from servesim.analysis.plan_units import Question, Unit, workers
-from servesim.analysis.sweep import grid
 from servesim.cli.fleet_options import FLEET, PRICE
 from servesim.cli.load_options import SLO, TRACE, WORKLOAD, slos_of, workload_spec
 from servesim.cli.options import CONFIG, JOBS, JSON, OUTPUT, QUIET, SERVER_GROUPS, gather, server_spec
 from servesim.cli.output import result_to
 from servesim.cli.parser import Group, Option, Parser
+from servesim.config.fleet import FLEET_CHECKS, FleetSpec, split
+from servesim.config.server import count, number, text
 from servesim.console import Console
-from servesim.engine.spec import count, number, text
 from servesim.errors import InputError
-from servesim.fleet.spec import FLEET_CHECKS, FleetSpec, split
 from servesim.fleet.usage import parse_prices
 from servesim.interrupts import Interrupts
+from servesim.plan.plan import Planner, PlanSpec, plan_body
+from servesim.plan.shards import ShardWriter, parse_shard, plan_digest, read_shards
+from servesim.plan.space import DEFAULT_LINK, candidates, possible, prices_an_hour
+from servesim.plan.sweep import grid
+from servesim.plan.trial import Question, Unit, workers
 from servesim.report.documents import document, to_json
 from servesim.report.plan import plan_text
 from servesim.workload.build import load_requests
-from servesim.workload.trace_file import STDIN, is_pipe
+from servesim.workload.traces.lines import STDIN, is_pipe
 
 EXAMPLES = (
     "servesim plan --slo ttft_p95=500ms,tpot_p95=50ms --hardware h100-sxm-80gb,l40s-48gb --tensor-parallel-size 1,2",

@@ -13,16 +13,16 @@ from servesim.cli.load_options import SLO, slos_of
 from servesim.cli.options import OUTPUT, QUIET
 from servesim.cli.output import result_to
 from servesim.cli.parser import Group, Option, Parser
+from servesim.config.server import one_of, text
 from servesim.console import Console, one_line, reason
-from servesim.engine.spec import one_of, text
 from servesim.errors import InputError
-from servesim.report.figures import FIGURES
-from servesim.report.material import Material, NamedRun, distinct, grid_of
+from servesim.report.charts import FIGURES
+from servesim.report.input import Material, NamedRun, distinct, grid_of
 from servesim.report.renderers import RENDERERS, format_of
 from servesim.report.roofline_picture import device_of
-from servesim.runreader import read_saved
-from servesim.slo import Slo, parse_slos
-from servesim.summary import summarize
+from servesim.runs.reader import read_saved
+from servesim.summary.slo import Slo, parse_slos
+from servesim.summary.summary import summarize
 from servesim.units import parse_list
 
 EXAMPLES = (

@@ -8,12 +8,12 @@ from typing import Any
 
 from servesim.cli.options import CONFIG, QUIET, SERVER_GROUPS, gather, server_spec
 from servesim.cli.parser import Group, Option, Parser
+from servesim.config.build import build_server
+from servesim.config.serve import DIALECTS, SERVE_CHECKS, ServeSpec
 from servesim.console import Console
-from servesim.engine.server import build_server
 from servesim.interrupts import Interrupts
 from servesim.live.attach import attach
 from servesim.serve.run import Serving, prepare
-from servesim.serve.spec import DIALECTS, SERVE_CHECKS, ServeSpec
 
 EXAMPLES = (
     "servesim serve --like-vllm --hardware l4-24gb --max-model-len 8192",

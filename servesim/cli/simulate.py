@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from servesim.analysis.cost_shares import watch_terms
-from servesim.classes import check_classes
 from servesim.cli.fleet_options import FLEET, USAGE, fleet_spec
 from servesim.cli.like import like_note
 from servesim.cli.load_options import HORIZON, SLO, WORKLOAD_GROUPS, slos_of, workload_spec
@@ -26,24 +24,23 @@ from servesim.cli.options import (
 )
 from servesim.cli.output import ascii_only, check_output, result_to
 from servesim.cli.parser import Group, Option, Parser
+from servesim.config.server import text
+from servesim.config.workload import LOADS
 from servesim.console import Console
-from servesim.engine.spec import text
+from servesim.engine.simulate import watch_terms
 from servesim.errors import InputError
 from servesim.fleet.build import build_deployment
 from servesim.fleet.simulate import DEFAULT_CONCURRENCY, run_deployment
 from servesim.interrupts import Interrupts
-from servesim.records import Run
-from servesim.report.cost import CostShare, cost_dict, cost_text, run_shares
 from servesim.report.documents import summary_document, to_json
-from servesim.report.explain import explain, explain_text
-from servesim.report.features import gain_text, without_tiers
-from servesim.report.setup import setup_text
+from servesim.report.explain import CostShare, cost_dict, cost_text, explain, explain_text, run_shares
 from servesim.report.terminal import plot_run
-from servesim.report.text import LABEL, summary_text
-from servesim.runfile import RunWriter, write_lines
-from servesim.summary import Summary, summarize
+from servesim.report.text import LABEL, gain_text, setup_text, summary_text, without_tiers
+from servesim.runs.records import Run
+from servesim.runs.writer import RunWriter, write_lines
+from servesim.summary.classes import check_classes
+from servesim.summary.summary import Summary, summarize
 from servesim.workload.build import drive, load_requests
-from servesim.workload.spec import LOADS
 
 EXAMPLES = (
     "servesim simulate --hardware l4-24gb --trace fixtures/burst.jsonl --prefix-caching",

@@ -1,33 +1,75 @@
-"""`servesim sweep`: a grid of runs, one row each, and where the knee is."""
+"""`servesim sweep`: a grid of runs, one row each, and where the knee is.
+
+`sweep --disagg P:D --link A,B,...`: the colocated engines as rows of their own, and where the curves cross.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from servesim.analysis.offload_gain import PAYS, stops_paying
-from servesim.analysis.sweep import Cell, Point, cells_run, grid, knee, run_cell
-from servesim.cli.crossings import LINK, colocated_rows, find_crossings
 from servesim.cli.fleet_options import FLEET, USAGE, fleet_spec
 from servesim.cli.load_options import HORIZON, SLO, WORKLOAD_GROUPS, slos_of, workload_spec
 from servesim.cli.options import CONFIG, JOBS, JSON, OUTPUT, PLOT, QUIET, SERVER_GROUPS, gather, server_spec
 from servesim.cli.output import ascii_only, check_output, result_to
 from servesim.cli.parser import Group, Option, Parser
 from servesim.client.scan import DEFAULT_REPEATS, Scan, make_scan, scanned
+from servesim.config.build import DECIDED
+from servesim.config.fleet import FLEET_CHECKS
+from servesim.config.server import SERVER_CHECKS, count
+from servesim.config.workload import LOADS
 from servesim.console import Console
-from servesim.engine.server import DECIDED
-from servesim.engine.spec import SERVER_CHECKS, count
 from servesim.fleet.build import build_deployment
 from servesim.interrupts import Interrupts
+from servesim.plan.sweep import (
+    PAYS,
+    Cell,
+    Crossing,
+    Point,
+    cells_run,
+    colocated,
+    crossing,
+    grid,
+    knee,
+    run_cell,
+    stops_paying,
+)
 from servesim.report.documents import sweep_document, to_json
-from servesim.report.scan import scan_json, scan_text
-from servesim.report.sweep import pays_text, sweep_text
+from servesim.report.sweep import pays_text, scan_json, scan_text, sweep_text
 from servesim.report.terminal import plot_rows
-from servesim.summary import Summary
+from servesim.summary.summary import Summary
 from servesim.workload.build import load_requests
-from servesim.workload.spec import LOADS
-from servesim.workload.trace_file import kept_trace
+from servesim.workload.traces.lines import kept_trace
+
+LINK = "link_bytes_per_s"
+
+
+def colocated_rows(points: Sequence[Point], cells: Sequence[Cell]) -> tuple[list[Point], list[Cell]]:
+    """Return a row for each fleet of colocated engines that the grid's links are to be compared with."""
+    rows: dict[Cell, Point] = {}
+    for point, cell in zip(points, cells, strict=True):
+        if cell.fleet.is_apart:
+            unlinked = {key: None if key in FLEET_CHECKS and key != "disagg" else point[key] for key in point}
+            rows.setdefault(colocated(cell), unlinked)
+    return list(rows.values()), list(rows)
+
+
+def find_crossings(
+    points: Sequence[Point], cells: Sequence[Cell], summaries: Sequence[Summary], run: Callable[[Cell], Summary | None]
+) -> list[tuple[Point, Crossing]]:
+    """Return for each curve over the bandwidths where it crosses that of its colocated engines."""
+    known = dict(zip(cells, summaries, strict=True))
+    curves: dict[tuple[tuple[str, Any], ...], list[Cell]] = {}
+    for point, cell in zip(points, cells, strict=True):
+        if cell.fleet.is_apart:
+            curves.setdefault(tuple((key, value) for key, value in point.items() if key != LINK), []).append(cell)
+    found = []
+    for rest, curve in curves.items():
+        tried = {cell.fleet.link_bytes_per_s or 0.0: known[cell] for cell in curve}
+        found.append((dict(rest), crossing(curve[0], known[colocated(curve[0])], tried, run)))
+    return found
+
 
 EXAMPLES = (
     "servesim sweep --concurrency 1,8,32,128,256",

@@ -6,21 +6,21 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from servesim.analysis.traces import describe_trace
 from servesim.cli.load_options import TRACE
 from servesim.cli.options import JSON, OUTPUT, QUIET
 from servesim.cli.output import result_to
 from servesim.cli.parser import Group, Option, Parser
+from servesim.config.server import count, seconds
 from servesim.console import Console
-from servesim.engine.spec import count, seconds
 from servesim.errors import InputError
 from servesim.report.documents import document, to_json
 from servesim.report.trace import trace_text
 from servesim.units import parse_finite, suggest
+from servesim.workload.arrivals import schedule_of
 from servesim.workload.requests import Requests
 from servesim.workload.reshape import at_rate, at_speed, sample, window
-from servesim.workload.schedule import schedule_of
-from servesim.workload.trace import Trace, read_trace, trace_lines
+from servesim.workload.traces.describe import describe_trace
+from servesim.workload.traces.trace import Trace, read_trace, trace_lines
 
 EXAMPLES = (
     "servesim trace describe fixtures/burst.jsonl",

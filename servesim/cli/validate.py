@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from servesim.analysis.validate import EVIDENCE, validate
+from servesim.calibrate.validate import EVIDENCE, validate
 from servesim.cli.options import JSON, OUTPUT, QUIET
 from servesim.cli.output import result_to
 from servesim.cli.parser import Group, Option, Parser
+from servesim.config.server import count, text
 from servesim.console import Console
-from servesim.engine.spec import count, text
 from servesim.errors import InputError
+from servesim.report.calibration import evidence_markdown, evidence_text
 from servesim.report.documents import document, to_json
-from servesim.report.validation import evidence_markdown, evidence_text
 from servesim.units import parse_list, suggest
 
 EXAMPLES = (

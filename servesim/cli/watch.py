@@ -11,14 +11,14 @@ from typing import Any
 from servesim.cli.options import QUIET
 from servesim.cli.output import ascii_only
 from servesim.cli.parser import Group, Option, Parser
-from servesim.client.spec import LOAD_CHECKS
 from servesim.client.target import parse_target
+from servesim.config.loadgen import LOAD_CHECKS
+from servesim.config.server import count, seconds, text
 from servesim.console import Console, is_terminal, one_line
-from servesim.engine.spec import count, seconds, text
 from servesim.errors import InputError, RunError
 from servesim.interrupts import Interrupts
-from servesim.live.screen import Screen, heading, line
-from servesim.live.site import LiveSite
+from servesim.live.page import LiveSite
+from servesim.live.terminal import Screen, heading, line
 from servesim.live.watcher import Look, PageWatcher, WatchThread
 
 EXAMPLES = (

@@ -24,9 +24,9 @@ from itertools import accumulate, compress
 from operator import eq
 from typing import Any
 
-from servesim.latency import Completed
-from servesim.records import Run
+from servesim.runs.records import Run
 from servesim.stats import nearest_rank
+from servesim.summary.latency import Completed
 
 HEARTBEAT_S = 0.005
 OK_RATIO, MARGINAL_RATIO = 0.3, 1.0

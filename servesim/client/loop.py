@@ -18,8 +18,7 @@ from time import monotonic
 
 from servesim.client.connection import BLOCKED, Connection, Exchange, State
 from servesim.client.health import HEARTBEAT_S, KERNEL_SAMPLE, KERNEL_STAMPS, Health
-from servesim.client.opening import describe_failure
-from servesim.client.pool import Pool
+from servesim.client.pool import Pool, describe_failure
 from servesim.client.target import Target
 from servesim.console import reason
 

@@ -2,6 +2,11 @@
 
 A `Measurer` measures one server as often as it is told (repeats, the rows of a grid, the probes of a search) and keeps
 what one run teaches for the next: open connections, the tokens that a word costs, the server's setup.
+
+A measured run's file, written while the run goes on: a crash or `kill -9` loses nothing that had finished.
+
+A disk that fills up does not end the measurement: the file stops there, the run goes on to its report, and the error is
+told at the end.
 """
 
 from __future__ import annotations
@@ -12,29 +17,88 @@ import secrets
 from array import array
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from servesim.catalog.servers import dialect_of
-from servesim.client.conversation import Conversations
-from servesim.client.livefile import LiveFile
+from servesim.client.fetch import check_reachable, wait_ready
 from servesim.client.loop import Timeouts
 from servesim.client.processes import measure_in_processes
 from servesim.client.prompts import FixedPrompts, GivenPrompt, Prompts, SyntheticPrompts, TokenRate, prompt_accuracy
-from servesim.client.ready import check_reachable, wait_ready
-from servesim.client.requesting import Payload
+from servesim.client.requests import Conversations, Payload
 from servesim.client.run import LoadGenerator, Progress, Watchers
 from servesim.client.scraper import RawPage, Scraper
 from servesim.client.setup import pick_model, read_setup
 from servesim.client.shares import deal
-from servesim.client.spec import LoadSpec
 from servesim.client.window import gauge_sample, server_window, wanted_names
+from servesim.config.loadgen import LoadSpec
+from servesim.config.workload import WorkloadSpec
+from servesim.errors import RunError
 from servesim.interrupts import Interrupts
-from servesim.records import Outcome, Records, Run
+from servesim.runs.records import Outcome, Records, Run
+from servesim.runs.writer import RunWriter
 from servesim.workload.build import drive, load_requests
 from servesim.workload.requests import Requests
-from servesim.workload.spec import WorkloadSpec
 from servesim.workload.workload import ClosedLoop, Workload
+
+
+def path_beside(path: str, label: str) -> str:
+    """Return the path of one of several runs: `label` goes before the last suffix.
+
+    >>> path_beside("out/run.jsonl", "concurrency-8")
+    'out/run.concurrency-8.jsonl'
+    """
+    whole = Path(path)
+    return str(whole.with_name(f"{whole.stem}.{label}{whole.suffix}"))
+
+
+class LiveFile:
+    """Writes one run as it happens. `error` is the first failure to write, None while all is well."""
+
+    def __init__(self, path: str) -> None:
+        self.error: RunError | None = None
+        self._writer = RunWriter(path, live=True)
+
+    def begin(self, config: dict[str, Any], setup: dict[str, Any], warmup: Run | None) -> None:
+        """Write the header and the warm-up, before the first request is sent."""
+        try:
+            self._writer.header(Run("measured", Requests(), Records(0), array("d"), config, setup=setup), "loadgen")
+            for index in range(0 if warmup is None else len(warmup.records)):
+                assert warmup is not None
+                self._writer.request(warmup, index, kind="warmup")
+        except RunError as error:
+            self.error = self.error or error
+
+    def request(self, run: Run, index: int) -> None:
+        """Write a request that is over."""
+        if self.error is None:
+            try:
+                self._writer.request(run, index)
+            except RunError as error:
+                self.error = error
+
+    def written_elsewhere(self, count: int) -> None:
+        """Count requests that forked processes wrote into the same file."""
+        self._writer.requests += count
+
+    def end(self, run: Run) -> None:
+        """Write what is known only now, and close the file."""
+        try:
+            if self.error is None:
+                self._writer.gauges(run)
+                self._writer.footer(run)
+            self._writer.close()
+        except RunError as error:
+            self.error = self.error or error
+
+    def abandon(self) -> None:
+        """Close the file as it is: it reads back as cut."""
+        try:
+            self._writer.close()
+        except RunError as error:
+            self.error = self.error or error
+
 
 LANDED_SHARE = 0.95  # fewer prompts than this within the tolerance are warned of
 

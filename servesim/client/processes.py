@@ -16,14 +16,13 @@ from multiprocessing.connection import Connection, wait
 from time import monotonic
 from typing import Any
 
-from servesim.client.conversation import Conversations
 from servesim.client.health import Health, report_health
-from servesim.client.requesting import Payload
+from servesim.client.requests import Conversations, Payload
 from servesim.client.run import LoadGenerator, Progress, Watchers, open_run, warn_of_unfinished
 from servesim.client.shares import Share
 from servesim.errors import RunError
 from servesim.interrupts import Interrupts
-from servesim.records import Records, Run
+from servesim.runs.records import Records, Run
 from servesim.workload.requests import Requests
 
 HEAD_START_S = 0.05  # from the word to start until the run's 0

@@ -19,18 +19,17 @@ from time import monotonic
 from typing import Any
 
 from servesim.client.connection import Exchange
-from servesim.client.conversation import Conversations
 from servesim.client.flavour import Flavour
 from servesim.client.health import Health, report_health
 from servesim.client.loop import Loop, Timeouts
-from servesim.client.opening import describe_failure
+from servesim.client.pool import describe_failure
 from servesim.client.reading import INTERRUPTED, Reader
-from servesim.client.requesting import Payload, RequestMaker
+from servesim.client.requests import Conversations, Payload, RequestMaker
 from servesim.client.shares import attempts_of
 from servesim.client.target import Target
 from servesim.errors import RunError
 from servesim.interrupts import Interrupts
-from servesim.records import NAN, Outcome, Records, Run
+from servesim.runs.records import NAN, Outcome, Records, Run
 from servesim.workload.requests import Requests
 from servesim.workload.workload import Workload
 

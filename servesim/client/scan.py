@@ -12,7 +12,7 @@ from typing import Any
 
 from servesim.errors import InputError
 from servesim.stats import Distribution
-from servesim.summary import Summary
+from servesim.summary.summary import Summary
 
 DEFAULT_WARMUP = 3
 DEFAULT_REPEATS = 5

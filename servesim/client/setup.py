@@ -18,8 +18,8 @@ from servesim.client.fetch import Fetcher, FetchError
 from servesim.client.scraper import RawPage
 from servesim.client.target import Target
 from servesim.client.window import setup_facts, wanted_names
+from servesim.config.workload import WorkloadSpec
 from servesim.units import MAX_COUNT
-from servesim.workload.spec import WorkloadSpec
 
 Facts = dict[str, Any]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from servesim.catalog.servers import MEAN, PROCESS_START, SERVERS, ServerDialect, dialect_of
-from servesim.records import GaugeSample
+from servesim.runs.records import GaugeSample
 from servesim.wire.prometheus import Page, Sample, parse_page
 
 PERCENTILES = (50, 90, 95, 99)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from servesim.engine.scheduler import Chunk, Scheduler
 from servesim.engine.sequence import DECODE, PREFILL, WAITING, Sequence
-from servesim.records import Outcome
+from servesim.runs.records import Outcome
 
 COMPLETED = int(Outcome.COMPLETED)
 

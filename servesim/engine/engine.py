@@ -24,19 +24,19 @@ from itertools import accumulate, repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from servesim.config.engine import EngineConfig
 from servesim.engine.adapters import AdapterCost
-from servesim.engine.closing import close
-from servesim.engine.config import EngineConfig
-from servesim.engine.door import Door
-from servesim.engine.folding import FEW, Folding
+from servesim.engine.arrivals import Door
+from servesim.engine.compressed import FEW, Folding
+from servesim.engine.finalise import close
 from servesim.engine.observation import Observation, StepWatch
+from servesim.engine.request_limits import Screen
 from servesim.engine.scheduler import Chunk
-from servesim.engine.screen import Screen
 from servesim.engine.sequence import DECODE, ENDED, WAITING, Sequence
 from servesim.engine.speculation import Speculation
 from servesim.errors import RunError
-from servesim.folded import FoldedLog
-from servesim.records import Outcome, Records, Run
+from servesim.runs.records import Outcome, Records, Run
+from servesim.runs.step_log import FoldedLog
 from servesim.workload.workload import Workload
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from servesim.engine.sequence import DECODE
 from servesim.engine.sequence import Sequence as Live
-from servesim.records import Outcome, Records, StepLog
+from servesim.runs.records import Outcome, Records, StepLog
 from servesim.workload.requests import Requests
 
 COMPLETED = int(Outcome.COMPLETED)

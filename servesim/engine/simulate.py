@@ -1,4 +1,9 @@
-"""A whole run of one engine: a server and a workload in, a `Run` out. `servesim.fleet.simulate` runs any number."""
+"""A whole run of one engine: a server and a workload in, a `Run` out. `servesim.fleet.simulate` runs any number.
+
+Where the time of a simulated run went: the same run once more, with every step's terms added up.
+
+The run is stepped one by one, as under an observer, so that each step asks the cost model exactly once.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +13,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
+from servesim.config.build import Server
+from servesim.config.server import seconds
+from servesim.config.workload import WorkloadSpec
 from servesim.cost.model import CostModel, FloorWatch
+from servesim.cost.terms import TermWatch
 from servesim.engine.engine import Engine
 from servesim.engine.observation import Observation
-from servesim.engine.server import Server
-from servesim.engine.spec import seconds
-from servesim.records import Run
+from servesim.runs.records import Run
 from servesim.workload.build import build_workload
-from servesim.workload.delayed import Delayed
-from servesim.workload.spec import WorkloadSpec
-from servesim.workload.workload import Workload
+from servesim.workload.workload import Delayed, Workload
 
 WATCHED_EVERY_S = 0.05  # of real time, about
 LEAST_SLICE_S = 0.01  # of virtual time: about a step
@@ -142,3 +147,12 @@ def advance_watched(watched: Watchable, until: float, watch: Watch | None) -> bo
         elif took > WATCHED_EVERY_S * 2:
             slice_s = max(LEAST_SLICE_S, slice_s / 2.0)
     return False
+
+
+def watch_terms(server: Server, workload: Workload, horizon_s: float | None = None) -> TermWatch:
+    """Run `workload` (which is then used up) on one `server` and return the seconds of each term of its steps."""
+    watch = TermWatch(server.cost())
+    engine = Engine(server.config, watch, arriving(workload, watch), observer=lambda observation: None)
+    watch.reset()  # an engine may ask before it begins
+    engine.advance(math.inf if horizon_s is None else horizon_s)
+    return watch

@@ -21,7 +21,7 @@ from servesim.errors import InputError
 from servesim.fleet.fleet import Fleet, Kind
 from servesim.fleet.replica import Replica
 from servesim.fleet.router import ROUTERS
-from servesim.records import Run
+from servesim.runs.records import Run
 from servesim.stats import nearest_rank
 from servesim.units import suggest
 from servesim.workload.workload import Workload

@@ -6,17 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from servesim.config.build import Server, build_server
+from servesim.config.fleet import FleetSpec, KindSpec
+from servesim.config.server import ServerSpec
 from servesim.cost.model import CostModel
-from servesim.engine.server import Server, build_server
-from servesim.engine.spec import ServerSpec
 from servesim.errors import InputError
 from servesim.fleet.autoscale import ScaledFleet
-from servesim.fleet.disaggregation import Disaggregation
+from servesim.fleet.disaggregation import Disaggregation, Link
 from servesim.fleet.fleet import Fleet, Kind
-from servesim.fleet.link import Link
-from servesim.fleet.spec import FleetSpec, KindSpec
 from servesim.fleet.usage import Worked
-from servesim.records import Run
+from servesim.runs.records import Run
 from servesim.workload.workload import Workload
 
 

@@ -9,6 +9,8 @@ token at the start of the step that admits it there:
 
 No token is computed twice, unless the decode engine preempts: it then recomputes by itself. The decode engine is
 chosen when the prompt is done.
+
+The link over which KV goes from prefill to decode engines.
 """
 
 from __future__ import annotations
@@ -16,19 +18,77 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Sequence as Listing
+from dataclasses import dataclass, field
 from typing import Any
 
-from servesim.engine.closing import close_records
+from servesim.engine.finalise import close_records
 from servesim.engine.laws import Facts, broken_laws
-from servesim.engine.screen import Screen
+from servesim.engine.request_limits import Screen
 from servesim.engine.sequence import Sequence
+from servesim.errors import InputError
 from servesim.fleet.fleet import Fleet, Kind
-from servesim.fleet.link import Link
 from servesim.fleet.merge import add_tiers, add_totals, append_log, figures_of, merge_logs, targets_of
 from servesim.fleet.replica import Replica
 from servesim.fleet.router import ROUTERS
-from servesim.records import Outcome, Records, Run
+from servesim.runs.records import Outcome, Records, Run
+from servesim.units import suggest
 from servesim.workload.workload import Workload
+
+SCOPES = {
+    "shared": "one link for all engines",
+    "pair": "a link of its own for every pair of a prefill and a decode engine",
+}
+
+OVERLAPS = {
+    "none": "the KV leaves when the whole prompt is computed",
+    "chunk": "the KV of a chunk of the prompt leaves when the step that computed it ends",
+    "layer": "the KV of a layer leaves when the layer is computed, while the step goes on",
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Link:
+    """First come, first served: a transfer has the whole link, those behind it wait. `latency_s` is added to each
+    transfer and does not keep the link busy.
+
+    `bytes_per_s` is what the link carries of KV, protocol and copies included; infinite is allowed.
+    """
+
+    bytes_per_s: float
+    latency_s: float = 0.0
+    scope: str = "shared"
+    overlap: str = "none"
+    moved_bytes: int = 0
+    busy_s: float = 0.0
+    transfers: int = 0
+    _free_s: dict[tuple[int, int], float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.bytes_per_s > 0.0:
+            raise InputError(f"link is {self.bytes_per_s} B/s, must be above 0")
+        if not self.latency_s >= 0.0:
+            raise InputError(f"link_latency is {self.latency_s} s, must be 0 or more")
+        if self.scope not in SCOPES:
+            raise suggest("link scope", self.scope, SCOPES)
+        if self.overlap not in OVERLAPS:
+            raise suggest("transfer overlap", self.overlap, OVERLAPS)
+
+    def carry(
+        self, source: int, target: int, size_bytes: int, ready_s: float, last_s: float = 0.0
+    ) -> tuple[float, float]:
+        """Send `size_bytes` that are ready from `ready_s` on; return when they set out and when the last has arrived.
+
+        `last_s`: the moment before which the last byte cannot leave (a layer that is still being computed).
+        """
+        pair = (0, 0) if self.scope == "shared" else (source, target)
+        start_s = max(ready_s, self._free_s.get(pair, 0.0))
+        end_s = max(start_s + size_bytes / self.bytes_per_s, last_s)
+        self._free_s[pair] = end_s
+        self.moved_bytes += size_bytes
+        self.transfers += 1
+        self.busy_s += end_s - start_s
+        return start_s, end_s + self.latency_s
+
 
 FIRST_TOKEN = -2
 """Stands for the time of a first token in `Records.pieces` until the run is closed: it is not the end of a step."""

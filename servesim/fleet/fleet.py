@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Any
 
+from servesim.config.engine import EngineConfig
 from servesim.cost.model import CostModel
-from servesim.engine.config import EngineConfig
-from servesim.engine.screen import Screen
+from servesim.engine.request_limits import Screen
 from servesim.errors import InputError, RunError
 from servesim.fleet.merge import merged_run
 from servesim.fleet.replica import Replica
 from servesim.fleet.router import ROUTERS, Router
-from servesim.folded import FoldedLog
-from servesim.records import Records, Run
+from servesim.runs.records import Records, Run
+from servesim.runs.step_log import FoldedLog
 from servesim.units import suggest
 from servesim.workload.workload import Workload
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from servesim.engine.closing import close_engine, close_records
+from servesim.engine.finalise import close_engine, close_records
 from servesim.engine.laws import Facts, broken_laws
 from servesim.fleet.replica import Replica
-from servesim.folded import FoldedLog
-from servesim.records import EngineTotals, Records, Run, StepLog
+from servesim.runs.records import EngineTotals, Records, Run, StepLog
+from servesim.runs.step_log import FoldedLog
 from servesim.workload.workload import Workload
 
 

@@ -7,12 +7,12 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable
 
+from servesim.config.engine import EngineConfig
 from servesim.cost.model import CostModel
 from servesim.cost.roofline import Roofline
-from servesim.engine.config import EngineConfig
 from servesim.engine.engine import Engine
-from servesim.engine.screen import Screen
-from servesim.records import Records
+from servesim.engine.request_limits import Screen
+from servesim.runs.records import Records
 from servesim.workload.requests import Requests
 from servesim.workload.workload import Workload
 

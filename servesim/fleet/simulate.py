@@ -6,17 +6,17 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from servesim.config.fleet import FLEET_CHECKS, FleetSpec
+from servesim.config.server import SERVER_CHECKS, ServerSpec, seconds
+from servesim.config.workload import LOADS, WorkloadSpec
 from servesim.engine.observation import Observation
 from servesim.engine.simulate import Watch, advance_watched, arriving, judge_floor, run_workload
-from servesim.engine.spec import SERVER_CHECKS, ServerSpec, seconds
 from servesim.fleet.build import Deployment, build_deployment
 from servesim.fleet.fleet import Fleet
-from servesim.fleet.spec import FLEET_CHECKS, FleetSpec
 from servesim.fleet.usage import usage
-from servesim.records import Run
+from servesim.runs.records import Run
 from servesim.units import suggest
 from servesim.workload.build import build_workload
-from servesim.workload.spec import LOADS, WorkloadSpec
 from servesim.workload.workload import Workload
 
 DEFAULT_CONCURRENCY = 8

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from servesim.catalog.hardware import Hardware
+from servesim.config.build import Server
 from servesim.cost.parameters import DetailedParameters
-from servesim.engine.server import Server
 from servesim.errors import InputError
-from servesim.records import Outcome, Run
+from servesim.runs.records import Outcome, Run
 from servesim.units import parse_finite, shown
 
 ESTIMATE = "an estimate: idle power x paid time + (peak - idle) x time of steps without their host overhead"

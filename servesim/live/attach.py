@@ -7,16 +7,14 @@ from time import monotonic
 from typing import Any
 
 from servesim import __version__
+from servesim.live.controls import Steering
 from servesim.live.feed import MAX_VIEWERS, SAMPLE_S, Feed
-from servesim.live.figures import CHARTS, WINDOW_S, Figures
-from servesim.live.meter import Meter, Trail
+from servesim.live.meter import CHARTS, WINDOW_S, Figures, Meter, Trail
 from servesim.live.page import page_routes
-from servesim.live.steering import Steering
 from servesim.live.traffic import Traffic
 from servesim.serve.app import ServeApp
-from servesim.serve.generation import Generation
+from servesim.serve.generation import EndedStep, Generation, StepTokens
 from servesim.serve.run import Serving
-from servesim.serve.steps import EndedStep, StepTokens
 
 FIRST_SAMPLE_S = 0.05
 

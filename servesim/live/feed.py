@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from servesim.live.figures import Figures
+from servesim.live.meter import Figures
 from servesim.serve.app import Response
 from servesim.serve.connection import Connection
 

@@ -17,7 +17,7 @@ from servesim.client.setup import read_setup
 from servesim.client.target import Target
 from servesim.client.window import gauge_sample, server_window, wanted_names
 from servesim.errors import RunError
-from servesim.live.figures import WINDOW_S, Figures
+from servesim.live.meter import WINDOW_S, Figures
 from servesim.wire.prometheus import Page, parse_page
 
 NOTHING = Figures()

@@ -7,9 +7,9 @@ from textwrap import fill
 
 from servesim.catalog.model import Attention, Model
 from servesim.catalog.weights import KV_BYTES, WEIGHT_BYTES
+from servesim.config.build import Server
 from servesim.cost.memory import CapacityPlan, format_reserve
 from servesim.cost.roofline import Roofline, critical_batch
-from servesim.engine.server import Server
 from servesim.units import (
     format_bytes,
     format_duration,

@@ -7,8 +7,7 @@ from dataclasses import asdict
 from textwrap import wrap
 from typing import Any
 
-from servesim.catalog.hardware import Hardware
-from servesim.catalog.hardware_file import device_document
+from servesim.catalog.hardware import Hardware, device_document
 from servesim.catalog.model import Attention, Model
 from servesim.catalog.weights import WeightFormat
 from servesim.units import format_bytes, format_gb, format_number, format_si

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from typing import Any
 
-from servesim.records import Outcome
-from servesim.report.lanes import spans_of
-from servesim.report.material import Material, NamedRun
-from servesim.report.numbers import us
+from servesim.report.input import Material, NamedRun
 from servesim.report.series import Series, kv_use, preemption_times, running, step_tokens, waiting
+from servesim.report.timeline import spans_of
+from servesim.runs.records import Outcome
+from servesim.units import us
 
 STEPS = 1  # the thread of the engine's steps
 FIRST_LANE = 2

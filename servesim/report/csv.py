@@ -12,9 +12,9 @@ from io import StringIO
 from typing import Any
 
 from servesim.console import one_line
-from servesim.records import Outcome
-from servesim.report.material import Grid, Material, NamedRun, swept_value
+from servesim.report.input import Grid, Material, NamedRun, swept_value
 from servesim.report.series import over_s
+from servesim.runs.records import Outcome
 
 REQUEST_COLUMNS = (
     "run", "index", "id", "outcome", "reason", "planned_s", "sent_s", "admitted_s", "first_s", "last_s", "over_s",

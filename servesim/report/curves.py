@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from servesim.report.axes import axis_of_counts, axis_of_seconds
-from servesim.report.figure import Figure, Key, Panel
-from servesim.report.material import Grid, Material, number_at, shown_value, swept_value
+from servesim.report.figure import Figure, Key, Panel, axis_of_counts, axis_of_seconds
+from servesim.report.input import Grid, Material, number_at, shown_value, swept_value
+from servesim.report.series import evenly
 from servesim.report.svg import dots_path, line_path
-from servesim.report.thin import evenly
 from servesim.report.timeline import STYLES
 
 LATENCIES = {

@@ -10,8 +10,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from servesim.report.text import percent
-from servesim.units import format_ms
+from servesim.units import format_ms, percent
 
 Json = Mapping[str, Any]
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from servesim import __version__
-from servesim.runfile import finite
-from servesim.summary import Summary
+from servesim.runs.writer import finite
+from servesim.summary.summary import Summary
 
 SUMMARY_COMMANDS = frozenset({"simulate", "loadgen"})
 """Commands whose document is one summary, if nothing else was asked; any other has a schema of its own name."""

@@ -11,14 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from servesim import __version__
 from servesim.report.figure import Figure
-from servesim.report.load import failures_of
-from servesim.report.material import Grid, Material, NamedRun
-from servesim.report.style import PAGE_STYLE
-from servesim.report.svg import element, escape
+from servesim.report.input import Grid, Material, NamedRun
+from servesim.report.loadgen import failures_of
+from servesim.report.svg import PAGE_STYLE, element, escape
 from servesim.report.tables import Table, engine_table, grid_table, key_figures, latency_table, outcome_table
 from servesim.report.text import fleet_lines, slo_text
-from servesim.runfile import finite
-from servesim.summary import Summary
+from servesim.runs.writer import finite
+from servesim.summary.summary import Summary
 
 FAILURES = 20  # kinds of failure that are listed, the most frequent
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from servesim.report.text import percent
-from servesim.units import format_ms
+from servesim.units import format_ms, percent
 
 Json = Mapping[str, Any]
 

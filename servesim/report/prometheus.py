@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from servesim.report.cdf import sample_of
-from servesim.report.material import Material, NamedRun, number_at, swept_value
+from servesim.report.charts import sample_of
+from servesim.report.input import Material, NamedRun, number_at, swept_value
 from servesim.stats import Sample
 from servesim.wire.prometheus import Family, format_openmetrics, format_page, histogram, single
 

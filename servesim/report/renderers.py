@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from servesim.errors import InputError
+from servesim.report.charts import draw
 from servesim.report.chrome_trace import chrome_trace
 from servesim.report.csv import to_csv
 from servesim.report.documents import document, to_json
 from servesim.report.figure import picture
-from servesim.report.figures import draw
 from servesim.report.html import page
-from servesim.report.markdown import markdown
-from servesim.report.material import Material
+from servesim.report.input import Material
 from servesim.report.prometheus import metric_page, openmetrics_page
+from servesim.report.tables import markdown
 from servesim.report.vllm_bench import vllm_bench
 
 

@@ -15,17 +15,16 @@ from typing import Any
 
 from servesim.catalog.hardware import Hardware
 from servesim.catalog.model import Model
+from servesim.config.build import build_server
+from servesim.config.server import SERVER_CHECKS, ServerSpec
 from servesim.cost.roofline import critical_batch
-from servesim.engine.server import build_server
-from servesim.engine.spec import SERVER_CHECKS, ServerSpec
 from servesim.errors import ServesimError
-from servesim.records import Run
-from servesim.report.axes import logarithmic
-from servesim.report.figure import Figure, Key, Panel
-from servesim.report.material import Material, number_at
+from servesim.report.figure import Figure, Key, Panel, logarithmic
+from servesim.report.input import Material, number_at
+from servesim.report.series import cloud_points
 from servesim.report.svg import dots_path, line_path
-from servesim.report.thin import cloud_points
 from servesim.report.timeline import STYLES
+from servesim.runs.records import Run
 from servesim.units import format_number
 
 TERA = 1e12

@@ -1,20 +1,23 @@
 """The tables of a report, one for every form that shows tables: a page, Markdown.
 
 Cells are text, unknown is `-`. How a table looks is not known here.
+
+The tables of a report as Markdown, for a ticket or a chat: text from elsewhere stays text there too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from servesim.report.material import Grid, NamedRun, number_at, shown_name, shown_swept
-from servesim.report.numbers import figure_at, whole
-from servesim.report.pools import stages
-from servesim.report.text import percent
-from servesim.stats import Distribution
-from servesim.summary import EngineFigures, Summary
-from servesim.units import format_duration, format_ms, format_number
+from servesim.report.input import Grid, Material, NamedRun, number_at, shown_name, shown_swept
+from servesim.report.loadgen import failures_of
+from servesim.report.svg import plain
+from servesim.report.text import fleet_lines, slo_text, stages
+from servesim.stats import Distribution, figure_at
+from servesim.summary.summary import EngineFigures, Summary
+from servesim.units import format_duration, format_ms, format_number, percent, whole
 
 PERCENTILES = ("mean", "p50", "p90", "p95", "p99", "max")
 LATENCIES = ("ttft", "ttfo", "tpot", "itl", "e2e", "queue", "lateness")
@@ -155,3 +158,55 @@ def _ms(distribution: Distribution | None, name: str) -> str:
     if value_ms is None or value_ms < 10_000:
         return format_ms(value_ms)
     return format_duration(value_ms / 1000)
+
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]()<>#+!|~$&@:])")
+
+
+def markdown(material: Material) -> Iterator[str]:
+    """Yield the report in pieces, in order."""
+    yield f"# {escape_markdown(material.title)}\n"
+    yield from (f"\n> {escape_markdown(note)}\n" for note in material.notes)
+    runs = material.runs
+    if runs:
+        tables = [outcome_table(runs), latency_table(runs), engine_table(runs)]
+        yield from (_table(table) for table in tables if table is not None)
+    for named in runs:
+        who = f"{named.name}: " if len(runs) > 1 else ""
+        told = [f"objective {slo_text(result)}" for result in named.summary.slo or ()]
+        told += [f"warning: {text}" for text in named.summary.warnings]
+        told += [f"law broken: {text}" for text in named.summary.violations]
+        told += [
+            f"{count:,} {kind}" + (f": {message}" if message else "")
+            for (kind, message), count in failures_of(named.run)[:10]
+        ]
+        if lines := fleet_lines(named.summary):
+            yield f"\n**{escape_markdown(who)}More of the run**\n\n" + "".join(f"    {plain(line)}\n" for line in lines)
+        if told:
+            yield "\n" + "".join(f"- {escape_markdown(who + line)}\n" for line in told)
+    yield from (_table(grid_table(grid)) for grid in material.grids)
+
+
+def escape_markdown(text: object) -> str:
+    r"""Return `text` so that Markdown shows it as it is, in a table too.
+
+    >>> print(escape_markdown("a|b *c*"))
+    a\|b \*c\*
+    """
+    return _SPECIAL.sub(r"\\\1", plain(text))
+
+
+def _table(table: Table) -> str:
+    lines = [
+        "",
+        f"**{escape_markdown(table.title)}**" if table.title else "",
+        "",
+        "| " + " | ".join(map(escape_markdown, table.columns)) + " |",
+        "| --- |" + " ---: |" * (len(table.columns) - 1),
+    ]
+    for number, row in enumerate(table.rows):
+        cells = [escape_markdown(cell) for cell in row]
+        if number == table.marked:
+            cells = [f"**{cell}**" for cell in cells]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"

@@ -10,10 +10,9 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from servesim.records import Run
-from servesim.report.axes import linear
-from servesim.report.cdf import sample_of
-from servesim.report.material import shown_name, shown_value
+from servesim.report.charts import sample_of
+from servesim.report.figure import linear
+from servesim.report.input import shown_name, shown_value
 from servesim.report.series import (
     Series,
     at_time,
@@ -26,8 +25,9 @@ from servesim.report.series import (
     running,
     waiting,
 )
+from servesim.runs.records import Run
 from servesim.stats import Sample
-from servesim.summary import Summary
+from servesim.summary.summary import Summary
 from servesim.units import format_duration, format_ms, format_number
 
 COLUMNS = 64

@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from servesim.latency import LATENCIES, Completed
-from servesim.records import Outcome, Run
-from servesim.report.material import Grid, Material, NamedRun, number_at, swept_value
+from servesim.report.input import Grid, Material, NamedRun, number_at, swept_value
+from servesim.runs.records import Outcome, Run
+from servesim.summary.latency import LATENCIES, Completed
 
 METRICS = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e"}
 """vLLM's name of a latency -> servesim's."""

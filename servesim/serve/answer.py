@@ -10,9 +10,8 @@ from collections.abc import Callable
 from typing import ClassVar, Protocol
 
 from servesim.serve.connection import Connection
-from servesim.serve.faults import Fate
-from servesim.serve.generation import Generation
-from servesim.serve.shapes import Choice, Context, Writes
+from servesim.serve.generation import Fate, Generation
+from servesim.serve.responses import Choice, Context, Writes
 
 
 class Shape(Protocol):

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from servesim.engine.server import Server
+from servesim.config.build import Server
+from servesim.config.serve import ServeSpec
 from servesim.serve.answer import Answer, Shape
-from servesim.serve.asked import Asked
+from servesim.serve.api_request import Asked
 from servesim.serve.connection import Connection
-from servesim.serve.desk import Desk
 from servesim.serve.engine_clock import EngineClock
 from servesim.serve.errors import (
     ApiError,
@@ -27,15 +27,12 @@ from servesim.serve.errors import (
     unauthorized,
     wrong_method,
 )
-from servesim.serve.faults import Faults
-from servesim.serve.generation import NOBODY, Generation
+from servesim.serve.generation import NOBODY, EndedStep, Faults, Generation, StepListener, StepTokens
 from servesim.serve.http import HttpRequest
 from servesim.serve.metrics import DialectMetrics, Metrics
-from servesim.serve.prefixes import Prefixes
-from servesim.serve.shapes import Choice, Context
-from servesim.serve.spec import ServeSpec
-from servesim.serve.steps import EndedStep, StepListener, StepTokens
-from servesim.serve.tokenizer import Tokenizer
+from servesim.serve.prompt import Desk
+from servesim.serve.responses import Choice, Context
+from servesim.serve.tokenizer import Prefixes, Tokenizer
 from servesim.workload.seeds import random_stream
 
 if TYPE_CHECKING:

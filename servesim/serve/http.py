@@ -13,8 +13,8 @@ from email.utils import formatdate
 from http import HTTPStatus
 from urllib.parse import unquote
 
+from servesim.wire.faults import ProtocolError
 from servesim.wire.http_body import BodyDecoder, ChunkedBody, LengthBody
-from servesim.wire.limits import ProtocolError
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 100

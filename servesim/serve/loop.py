@@ -21,8 +21,7 @@ from heapq import heappop, heappush
 from typing import Protocol
 
 from servesim.errors import RunError
-from servesim.serve.arrival import ask_for_stamps
-from servesim.serve.connection import READ_BYTES, Connection, State
+from servesim.serve.connection import READ_BYTES, Connection, State, ask_for_stamps
 from servesim.serve.http import HttpError, HttpRequest
 
 SWEEP_S = 0.25

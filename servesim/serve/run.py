@@ -7,13 +7,13 @@ import resource
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from servesim.engine.server import Server
+from servesim.config.build import Server
+from servesim.config.serve import ServeSpec
 from servesim.errors import InputError
 from servesim.serve.app import Dialect, ServeApp
-from servesim.serve.llamacpp_api import LlamaCppApi
+from servesim.serve.llamacpp import LlamaCppApi
 from servesim.serve.loop import Loop, listen
-from servesim.serve.spec import ServeSpec
-from servesim.serve.vllm_api import VllmApi
+from servesim.serve.vllm import VllmApi
 
 APIS: dict[str, Callable[[ServeApp], Dialect]] = {"vllm": VllmApi, "llamacpp": LlamaCppApi}
 SPARE_FILES = 32  # open files that are not clients

@@ -1,6 +1,10 @@
 """What a server says went wrong, in any of the shapes that servers use, as one line of text.
 
 The same shapes come as the body of an HTTP error and as an event inside a stream that began with a 200.
+
+How much a peer may make us hold, and what we say when it goes beyond or breaks the protocol.
+
+Every decoder of this room keeps at most one of these of bytes that it has not yet handed on.
 """
 
 from __future__ import annotations
@@ -8,6 +12,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+from servesim.errors import RunError
+
+MAX_CHUNK_HEADER_BYTES = 4096  # a chunk's size with its extensions
+MAX_TRAILER_BYTES = 65536  # all trailer lines of one body
+MAX_EVENT_BYTES = 16 * 1024 * 1024  # one line of a stream, one event, or one answer that is not a stream
+MAX_INFLATED_BYTES = 64 * 1024 * 1024  # what one read may grow to when decompressed
+
+
+class ProtocolError(RunError):
+    """The peer sent bytes that its protocol does not allow, or more of them than anyone should hold."""
+
 
 _MAX_MESSAGE_CHARACTERS = 500
 

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterable
 from typing import Protocol
 
-from servesim.wire.limits import MAX_CHUNK_HEADER_BYTES, MAX_INFLATED_BYTES, MAX_TRAILER_BYTES, ProtocolError
+from servesim.wire.faults import MAX_CHUNK_HEADER_BYTES, MAX_INFLATED_BYTES, MAX_TRAILER_BYTES, ProtocolError
 
 LAST_CHUNK = b"0\r\n\r\n"
 _HEX = frozenset(b"0123456789abcdefABCDEF")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from servesim.wire.limits import MAX_EVENT_BYTES, ProtocolError
+from servesim.wire.faults import MAX_EVENT_BYTES, ProtocolError
 from servesim.wire.sse import Event, SseDecoder
 
 _BLANK = b" \t\r\n\xef\xbb\xbf"  # JSON's white space, and the bytes of a byte-order mark

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from servesim.wire.limits import MAX_EVENT_BYTES, ProtocolError
+from servesim.wire.faults import MAX_EVENT_BYTES, ProtocolError
 
 DONE = b"data: [DONE]\n\n"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"

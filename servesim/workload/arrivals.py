@@ -2,20 +2,36 @@
 
 Each process turns a generator, a rate and a burstiness into an endless sequence of gaps. The work is bounded: a rate so
 low that the last request would come in years, or so high that gaps vanish, is refused.
+
+A rate that changes with time: rows of a time and a rate, straight lines between them.
+
+    time,rate        a day of traffic: the rate, in requests per second, at these moments
+    0h,2.5
+    4h,0.8
+    14h,12
+    24h,2.5
+
+Arrivals come by time rescaling: of a process with one arrival a second, the one at u comes when the rate's integral has
+reached u (Brown et al., "The time-rescaling theorem and its application to neural spike train data analysis", 2002).
+A steady Poisson process becomes the inhomogeneous one of this rate, evenly spaced arrivals stay evenly spread.
+
+Behind its last row a schedule begins anew, one day after the other, for as long as requests are asked for.
 """
 
 from __future__ import annotations
 
+import csv
 import math
 import random
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate, islice, takewhile
+from itertools import accumulate, islice, pairwise, takewhile
 
 from servesim.errors import InputError
-from servesim.units import format_duration, suggest
+from servesim.units import format_duration, parse_duration, parse_finite, shown, suggest
 from servesim.workload.seeds import random_stream
+from servesim.workload.traces.lines import TraceFile
 
 MAX_RATE = 1e9  # requests per second
 MAX_SPAN_S = 10 * 366 * 86400.0
@@ -164,3 +180,169 @@ def draw_arrivals(
         limit = until_s
         times = takewhile(lambda at: at <= limit, times)
     return array("d", times)
+
+
+MAX_ROWS = 1_000_000
+
+
+@dataclass(slots=True, frozen=True)
+class RateSchedule:
+    """`rates[k]` requests per second at `times_s[k]`; times rise from 0."""
+
+    times_s: tuple[float, ...]
+    rates: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.times_s) < 2 or self.times_s[0] != 0.0:
+            raise InputError("a rate schedule must have two rows or more, the first at time 0")
+        for earlier, later in pairwise(self.times_s):
+            if not earlier < later:
+                raise InputError(f"a rate schedule's times must rise, but {later:g} s follows {earlier:g} s")
+        if not self.span_s <= MAX_SPAN_S:
+            raise InputError(f"a rate schedule of {self.span_s:g} s is longer than ten years")
+        if not all(0.0 <= rate <= MAX_RATE for rate in self.rates):
+            raise InputError(f"a rate schedule's rates must be from 0 to {MAX_RATE:g} requests per second")
+        if not self.requests > 0.0:
+            raise InputError("a rate schedule has a rate of 0 throughout")
+
+    @property
+    def span_s(self) -> float:
+        return self.times_s[-1]
+
+    @property
+    def requests(self) -> float:
+        """The expected number of requests, once through.
+
+        >>> RateSchedule((0.0, 10.0, 20.0), (1.0, 3.0, 1.0)).requests
+        40.0
+        """
+        return math.fsum(requests for _, _, _, requests in self._pieces())
+
+    @property
+    def peak(self) -> float:
+        return max(self.rates)
+
+    def _pieces(self) -> list[tuple[float, float, float, float]]:
+        """Return (start, length, rate at the start, expected requests) between each row and the next."""
+        rows = pairwise(zip(self.times_s, self.rates, strict=True))
+        return [(t0, t1 - t0, r0, (t1 - t0) * (r0 + r1) / 2) for (t0, r0), (t1, r1) in rows]
+
+    def rescale(self, steady: Iterable[float]) -> Iterator[float]:
+        """Yield when the arrivals of a process of rate 1, given in order, come under this schedule, in seconds.
+
+        >>> list(RateSchedule((0.0, 10.0), (0.0, 2.0)).rescale([0.0, 2.5, 10.0, 12.5]))
+        [0.0, 5.0, 10.0, 15.0]
+        """
+        pieces = self._pieces()
+        place, begins_s, before = 0, 0.0, 0.0  # the piece we are in, when its round began, expected requests before it
+        for at in steady:
+            start_s, length_s, rate, requests = pieces[place]
+            while at - before > requests:
+                before += requests
+                place += 1
+                if place == len(pieces):
+                    place = 0
+                    begins_s += self.span_s
+                start_s, length_s, rate, requests = pieces[place]
+            wanted = at - before
+            if wanted > 0.0:
+                slope = 2.0 * (requests - rate * length_s) / length_s**2
+                # The root of rate x + slope x^2 / 2 = wanted, in the form that loses nothing where the slope is small.
+                root = math.sqrt(max(0.0, rate * rate + 2.0 * slope * wanted))
+                yield begins_s + start_s + min(length_s, 2.0 * wanted / (rate + root))
+            else:
+                yield begins_s + start_s
+
+
+def draw_scheduled(
+    kind: str,
+    schedule: RateSchedule,
+    *,
+    seed: int,
+    count: int | None = None,
+    until_s: float | None = None,
+    burstiness: float = 1.0,
+) -> array[float]:
+    """Return arrival times in seconds, in order, of a process (a key of ARRIVALS) under `schedule`.
+
+    The first `count`, and only those up to `until_s`; with neither, those of the schedule once through. Raises
+    `InputError` where that would be more than a hundred million requests or ten years.
+    """
+    check_arrivals(kind, 1.0, burstiness)
+    if count is None and until_s is None:
+        until_s = schedule.span_s
+    rounds = min(
+        math.inf if count is None else count / schedule.requests,
+        math.inf if until_s is None else until_s / schedule.span_s,
+    )
+    if rounds * schedule.span_s > MAX_SPAN_S or rounds * schedule.requests > MAX_REQUESTS:
+        raise InputError(f"the rate schedule comes to {rounds * schedule.requests:.3g} requests; too many, or too slow")
+    times = schedule.rescale(ARRIVALS[kind].times(random_stream(seed, "arrivals"), 1.0, burstiness))
+    if count is not None:
+        times = islice(times, count)
+    if until_s is not None:
+        times = takewhile(until_s.__ge__, times)
+    return array("d", times)
+
+
+def schedule_of(arrival_s: Iterable[float], every_s: float) -> RateSchedule:
+    """Return the curve of arrivals, in requests per second: a row every `every_s`, its rate that of the stretches
+    before and behind it, scaled so that it expects as many requests as there are. Unknown arrivals are left out.
+
+    >>> schedule_of([0.0, 1.0, 2.0, 3.0, 10.0, 15.0], 10.0)
+    RateSchedule(times_s=(0.0, 10.0, 20.0), rates=(0.4, 0.3, 0.2))
+    """
+    counts: list[int] = []
+    for at in arrival_s:
+        if at == at:
+            place = int(at // every_s)
+            if place >= MAX_ROWS - 1:
+                raise InputError(f"a row every {every_s:g} s comes to more than {MAX_ROWS:,} rows")
+            counts.extend([0] * (place + 1 - len(counts)))
+            counts[place] += 1
+    if not counts:
+        raise InputError("a trace without times has no rates")
+    around = zip((counts[0], *counts), (*counts, counts[-1]), strict=True)
+    rates = [(before + after) / (2 * every_s) for before, after in around]
+    curve = RateSchedule(tuple(place * every_s for place in range(len(rates))), tuple(rates))
+    scale = sum(counts) / curve.requests
+    return RateSchedule(curve.times_s, tuple(rate * scale for rate in curve.rates))
+
+
+def read_schedule(path: str) -> RateSchedule:
+    """Return the schedule in the file at `path`: `time,rate` rows, a time in seconds or with its unit.
+
+    A first row of names and lines that begin with # are left out. Raises `InputError` with file and line.
+    """
+    times_s: list[float] = []
+    rates: list[float] = []
+    with TraceFile(path, "rate schedule") as file:
+        for line, text in file.lines():
+            if isinstance(text, InputError):
+                raise InputError(f"{file.name}:{line}: {text}")
+            cells = [cell.strip() for cell in next(csv.reader([text]), [])]
+            if not any(cells) or cells[0].startswith("#") or (not times_s and cells[0].lower().startswith("time")):
+                continue
+            if len(times_s) == MAX_ROWS:
+                raise InputError(f"{file.name}: more than {MAX_ROWS:,} rows")
+            try:
+                time_s, rate = _row(cells)
+            except InputError as error:
+                raise InputError(f"{file.name}:{line}: {error}") from None
+            times_s.append(time_s)
+            rates.append(rate)
+    try:
+        return RateSchedule(tuple(times_s), tuple(rates))
+    except InputError as error:
+        raise InputError(f"{file.name}: {error}") from None
+
+
+def _row(cells: list[str]) -> tuple[float, float]:
+    if len(cells) != 2:
+        raise InputError(f"{shown(','.join(cells))} must be a time and a rate")
+    time, rate = cells
+    if time[-1:].isdigit() or time.endswith("."):
+        time_s = parse_finite(time, "time", minimum=0.0, maximum=MAX_SPAN_S)
+    else:
+        time_s = parse_duration(time, "time")
+    return time_s, parse_finite(rate, "rate", minimum=0.0, maximum=MAX_RATE)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import replace
 
+from servesim.config.workload import WorkloadSpec
 from servesim.workload.generate import generate_requests
 from servesim.workload.requests import Requests
 from servesim.workload.reshape import at_speed
-from servesim.workload.spec import WorkloadSpec
-from servesim.workload.trace import Trace, read_trace
+from servesim.workload.traces.trace import Trace, read_trace
 from servesim.workload.workload import ClosedLoop, OpenLoop, Retrying, SessionLoop, Workload
 
 

@@ -9,14 +9,13 @@ import math
 from array import array
 from itertools import repeat
 
-from servesim.workload.arrivals import draw_arrivals
+from servesim.config.workload import WorkloadSpec
+from servesim.workload.arrivals import draw_arrivals, draw_scheduled, read_schedule
 from servesim.workload.classes import draw_adapters, draw_classes, give_classes, parse_classes
 from servesim.workload.content import renumber
 from servesim.workload.lengths import draw_lengths, parse_lengths
 from servesim.workload.requests import OPEN_END, Content, Requests
-from servesim.workload.schedule import draw_scheduled, read_schedule
 from servesim.workload.seeds import random_stream
-from servesim.workload.spec import WorkloadSpec
 
 
 def generate_requests(spec: WorkloadSpec) -> Requests:

@@ -1,1 +1,0 @@
-"""Questions asked over many runs. Knows neither terminals nor files."""

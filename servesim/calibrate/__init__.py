@@ -1,0 +1,1 @@
+"""The figures of a device from measurements of real runs, and the evidence for the cost models."""

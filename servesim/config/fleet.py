@@ -1,0 +1,268 @@
+"""The fleet that is asked for: how many engines, of which kinds, behind which router, with which link.
+
+The fields of `FleetSpec` are the command line's options and keys of a document's `config`. A fleet file is a JSON
+object that says what the replicas are; a server option that a kind leaves out is that of the command line:
+
+    {"replicas": [{"count": 2, "hardware": "h100-sxm-80gb"},
+                  {"count": 4, "hardware": "l4-24gb", "max_num_seqs": 64, "name": "small"}]}
+
+With `"role": "prefill"` and `"role": "decode"` the kinds compute prompts and answers apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from servesim.catalog.json_file import read_object
+from servesim.config.server import SERVER_CHECKS, Check, ServerSpec, count, one_of, seconds, switch, text
+from servesim.errors import InputError
+from servesim.fleet.autoscale import FIGURES, Scaling
+from servesim.fleet.disaggregation import OVERLAPS, SCOPES
+from servesim.fleet.router import ROUTERS
+from servesim.fleet.usage import parse_prices
+from servesim.units import parse_bandwidth, parse_duration, parse_finite, shown, suggest
+
+MAX_BYTES = 2**20
+MAX_REPLICAS = 10_000
+
+ROLES = {
+    "both": "computes prompts and answers, as any engine does",
+    "prefill": "computes prompts, and sends their KV away",
+    "decode": "receives KV, and computes answers",
+}
+
+_OTHER_CACHE = {"kv_tokens": "kv_blocks", "kv_blocks": "kv_tokens"}  # two ways to size one cache
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class KindSpec:
+    """`count` replicas of one kind: the server options that are their own, beside those of the whole fleet."""
+
+    name: str | None = None
+    count: int = 1
+    role: str = "both"
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def server(self, base: ServerSpec) -> ServerSpec:
+        """Return the server of this kind; `base` has the options of the whole fleet."""
+        own = dict(self.options)
+        dropped = {_OTHER_CACHE[key]: None for key in own if key in _OTHER_CACHE}
+        return replace(base, **{**dropped, **own})
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the kind as a fleet file has it."""
+        return {"name": self.name, "count": self.count, "role": self.role, **dict(self.options)}
+
+
+def fleet_kinds(value: Any, name: str) -> tuple[KindSpec, ...]:
+    """Check for a fleet: the path of a file, the object that is in it, or kinds that were checked before."""
+    if isinstance(value, tuple) and all(isinstance(kind, KindSpec) for kind in value):
+        return value
+    if isinstance(value, str):
+        name = text(value, name)
+        value = read_object(value, limit_bytes=MAX_BYTES)
+    listed = value.get("replicas") if isinstance(value, Mapping) else None
+    if not isinstance(listed, list) or not listed or not all(isinstance(kind, dict) for kind in listed):
+        raise InputError(f'{name}: must be {{"replicas": [...]}}, a list of one or more objects with a count each')
+    for key in value:
+        if key not in ("replicas", "schema"):
+            raise InputError(f"{name}: {suggest('field', str(key), ('replicas',))}")
+    kinds = tuple(_kind(kind, f"{name}: replicas[{place}]") for place, kind in enumerate(listed))
+    roles = {kind.role for kind in kinds}
+    if roles != {"both"} and roles != {"prefill", "decode"}:
+        raise InputError(f"{name}: roles are {', '.join(sorted(roles))}, must be prefill and decode, or none at all")
+    return kinds
+
+
+def _kind(values: Mapping[str, Any], where: str) -> KindSpec:
+    options: dict[str, Any] = {}
+    for key, value in values.items():
+        if key in ("name", "count", "role", "effective") or value is None:
+            continue
+        if key not in SERVER_CHECKS:
+            raise InputError(f"{where}: {suggest('option', str(key), ('name', 'count', 'role', *SERVER_CHECKS))}")
+        options[key] = _checked(SERVER_CHECKS[key], value, key, where)
+    given = values.get("name")
+    return KindSpec(
+        name=None if given is None else _checked(text, given, "name", where),
+        count=_checked(count(maximum=MAX_REPLICAS), values.get("count", 1), "count", where),
+        role=_checked(one_of("role", ROLES), values.get("role", "both"), "role", where),
+        options=tuple(options.items()),
+    )
+
+
+def _checked(check: Check, value: Any, name: str, where: str) -> Any:
+    try:
+        return check(value, name)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
+
+
+def split(value: Any, name: str) -> str:
+    """Check for `P:D`, the numbers of prefill and decode engines."""
+    parts = value.split(":") if isinstance(value, str) else ()
+    if len(parts) != 2 or not all(part.isascii() and part.isdigit() and int(part[:6]) >= 1 for part in parts):
+        raise InputError(f"{name} is {shown(value)}, must be prefill:decode engines such as 1:1 or 3:1")
+    return ":".join(str(count(maximum=MAX_REPLICAS)(part, name)) for part in parts)
+
+
+def bandwidth(value: Any, name: str) -> float:
+    """Check for a bandwidth: text with its unit, or a number of bytes per second from a document or a program."""
+    return parse_bandwidth(value, name) if isinstance(value, str) else parse_finite(value, name, above=0.0)
+
+
+def limits(value: Any, name: str) -> str:
+    """Check for `MIN:MAX`, the fewest and the most replicas of a fleet that grows and shrinks."""
+    parts = value.split(":") if isinstance(value, str) else ()
+    if len(parts) != 2 or not all(part.isascii() and part.isdigit() for part in parts):
+        raise InputError(f"{name} is {shown(value)}, must be the fewest and the most replicas such as 1:8")
+    fewest, most = (count(maximum=MAX_REPLICAS)(part, name) for part in parts)
+    if fewest > most:
+        raise InputError(f"{name} is {shown(value)}, must have no more at least than at most")
+    return f"{fewest}:{most}"
+
+
+def target(value: Any, name: str) -> float:
+    """Check for what a figure is held at: a number, or a time where it is a latency."""
+    if isinstance(value, str) and value[-1:].isalpha():
+        return parse_duration(value, name, positive=True)
+    return parse_finite(value, name, above=0.0)
+
+
+def interval(value: Any, name: str) -> float:
+    """Check for the time between two decisions: 0, or one that a simulation of days can afford."""
+    between_s: float = seconds()(value, name)
+    if 0.0 < between_s < 1e-3:
+        raise InputError(f"{name} is {shown(value)}, must be 0 or at least 1ms")
+    return between_s
+
+
+FLEET_CHECKS: dict[str, Check] = {
+    "replicas": count(maximum=MAX_REPLICAS),
+    "router": one_of("router", ROUTERS),
+    "fleet": fleet_kinds,
+    "disagg": split,
+    "link_bytes_per_s": bandwidth,
+    "link_latency_s": seconds(),
+    "link_scope": one_of("link scope", SCOPES),
+    "transfer_overlap": one_of("transfer overlap", OVERLAPS),
+    "autoscale": limits,
+    "scale_on": one_of("figure to scale on", FIGURES),
+    "scale_target": target,
+    "cold_start_s": seconds(),
+    "cool_down_s": seconds(),
+    "scale_every_s": interval,
+    "price": parse_prices,
+    "energy": switch,
+}
+"""What each field of `FleetSpec` accepts: a flag's text or a JSON value, with the name it was given under."""
+
+
+SAID_WHEN_USED = frozenset(
+    "autoscale scale_on scale_target cold_start_s cool_down_s scale_every_s price energy".split()
+)
+"""Fields that a configuration names only where they are used."""
+
+_SCALING = ("scale_on", "scale_target", "cold_start_s", "cool_down_s", "scale_every_s")
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class FleetSpec:
+    """How many engines serve together, and how. One replica is no fleet at all."""
+
+    replicas: int = 1
+    router: str = "least-loaded"
+    fleet: tuple[KindSpec, ...] | None = None
+    disagg: str | None = None
+    link_bytes_per_s: float | None = None
+    link_latency_s: float = 0.0
+    link_scope: str = "shared"
+    transfer_overlap: str = "none"
+    autoscale: str | None = None  # "MIN:MAX" replicas
+    scale_on: str | None = None  # a key of FIGURES: "concurrency"
+    scale_target: float | None = None
+    cold_start_s: float | None = None
+    cool_down_s: float | None = None
+    scale_every_s: float | None = None
+    price: tuple[str, ...] | None = None  # of devices, an hour
+    energy: bool = False
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None:
+                object.__setattr__(self, field.name, FLEET_CHECKS[field.name](value, field.name))
+        given = [
+            name
+            for name, is_given in (
+                ("replicas", self.replicas > 1),
+                ("fleet", self.fleet is not None),
+                ("disagg", self.disagg is not None),
+                ("autoscale", self.autoscale is not None),
+            )
+            if is_given
+        ]
+        if len(given) > 1:
+            raise InputError(f"{' and '.join(given)} all say what engines there are; give one of them")
+        if self.autoscale is None:
+            for name in _SCALING:
+                if getattr(self, name) is not None:
+                    raise InputError(f"{name} is given, but nothing grows or shrinks; give --autoscale, such as 1:8")
+        self.scaling()  # which refuses a target that its figure cannot reach
+        if self.is_apart and self.link_bytes_per_s is None:
+            raise InputError("prefill and decode apart need a link; give its bandwidth, such as --link 25GB/s")
+        if not self.is_apart:
+            for name, default in (
+                ("link_bytes_per_s", None),
+                ("link_latency_s", 0.0),
+                ("link_scope", "shared"),
+                ("transfer_overlap", "none"),
+            ):
+                if getattr(self, name) != default:
+                    raise InputError(f"{name} is given, but no KV crosses a link; give --disagg, or roles in --fleet")
+
+    def scaling(self) -> Scaling | None:
+        """Return how the number of replicas follows the load, what was not given filled in; None where it does not."""
+        if self.autoscale is None:
+            return None
+        fewest, most = map(int, self.autoscale.split(":"))
+        on = self.scale_on or "concurrency"
+        given = {
+            "target": FIGURES[on].target if self.scale_target is None else self.scale_target,
+            "cold_start_s": self.cold_start_s,
+            "cool_down_s": self.cool_down_s,
+            "every_s": self.scale_every_s,
+        }
+        return Scaling(minimum=fewest, maximum=most, on=on, **{k: v for k, v in given.items() if v is not None})
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields by name, of those that are `SAID_WHEN_USED` the ones that are, with the values in force."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        scaling = self.scaling()
+        if scaling is not None:
+            values |= {"scale_on": scaling.on, "scale_target": scaling.target, "cold_start_s": scaling.cold_start_s}
+            values |= {"cool_down_s": scaling.cool_down_s, "scale_every_s": scaling.every_s}
+        if self.price is not None:
+            values["price"] = list(self.price)
+        return {
+            name: value
+            for name, value in values.items()
+            if name not in SAID_WHEN_USED or (value is not None and value is not False)  # a time of 0 is used
+        }
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether prefill and decode are apart."""
+        return self.disagg is not None or any(kind.role != "both" for kind in self.fleet or ())
+
+    def kinds(self) -> tuple[KindSpec, ...]:
+        """Return the kinds of replicas, prefill before decode."""
+        if self.fleet is not None:
+            return tuple(sorted(self.fleet, key=lambda kind: kind.role == "decode"))
+        if self.disagg is not None:
+            prefill, decode = map(int, self.disagg.split(":"))
+            return KindSpec(count=prefill, role="prefill"), KindSpec(count=decode, role="decode")
+        scaling = self.scaling()
+        return (KindSpec(count=self.replicas if scaling is None else scaling.maximum),)

@@ -1,0 +1,541 @@
+"""Reads a saved run back: the same `Run` as before, whoever made it, up to where its file was cut.
+
+What the lines mean together is known here; the requests among them are put together by `runrows`.
+
+The lines of a saved run one by one: what a field must be, and the error that names file, line and field.
+
+Knows the JSON and the ways in which it can be wrong; what the lines mean together is `runreader`'s business.
+
+The requests of a saved run, put together from their lines: columns in order of index.
+
+They come in whatever order they finished. Where indices are missing (a client that was killed never wrote the requests
+in flight) the rows close up; their ids stay.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import zlib
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from operator import le
+from typing import IO, Any
+
+from servesim.console import reason
+from servesim.errors import InputError
+from servesim.runs.records import NAN, EngineTotals, GaugeSample, Outcome, Records, Run, StepLog
+from servesim.runs.writer import SCHEMA
+from servesim.units import refuse_constant, shown, suggest
+from servesim.workload.requests import Content, Requests
+
+LONGEST_LINE = 64 * 2**20  # bytes; a request of a million token times is a third of it
+MAX_INTEGER = 2**53
+LARGEST = 1e15  # of any time and figure, so that no arithmetic on them overflows
+
+
+class Line:
+    """One line: a JSON object, and where it stands."""
+
+    __slots__ = ("fields", "where")
+
+    def __init__(self, where: str, fields: dict[str, Any]) -> None:
+        self.where = where
+        self.fields = fields
+
+    def wrong(self, key: str, remedy: str) -> InputError:
+        """Return the error that says what `key` is and what it must be."""
+        if key not in self.fields:
+            return InputError(f"{self.where}: {key} is missing, must be {remedy}")
+        return InputError(f"{self.where}: {key} is {shown(self.fields[key])}, must be {remedy}")
+
+    def time(self, key: str) -> float:
+        """Return a time in seconds, NaN where it is null or absent."""
+        value = self.fields.get(key)
+        if value is None:
+            return math.nan
+        if type(value) is not float and type(value) is not int:
+            raise self.wrong(key, "a number of seconds or null")
+        return self._float(key, value)
+
+    def number(self, key: str) -> float:
+        value = self.fields.get(key)
+        if type(value) is not float and type(value) is not int:
+            raise self.wrong(key, "a number")
+        return self._float(key, value)
+
+    def count(self, key: str, default: int | None = None, minimum: int = 0) -> int:
+        """Return a whole number, `default` where it is null or absent and there is a default."""
+        value = self.fields.get(key)
+        if value is None and default is not None:
+            return default
+        if type(value) is not int or not minimum <= value <= MAX_INTEGER:
+            raise self.wrong(key, f"a whole number of {minimum} or more")
+        return value
+
+    def integer(self, key: str, default: int) -> int:
+        value = self.fields.get(key, default)
+        if type(value) is not int or abs(value) > MAX_INTEGER:
+            raise self.wrong(key, "a whole number")
+        return value
+
+    def flag(self, key: str) -> bool:
+        value = self.fields.get(key, False)
+        if type(value) is not bool:
+            raise self.wrong(key, "true or false")
+        return value
+
+    def text(self, key: str) -> str:
+        value = self.fields.get(key)
+        if type(value) is not str:
+            raise self.wrong(key, "a text")
+        return value
+
+    def table(self, key: str) -> dict[str, Any]:
+        value = self.fields.get(key, {})
+        if type(value) is not dict:
+            raise self.wrong(key, "an object")
+        return value
+
+    def texts(self, key: str) -> list[str]:
+        value = self.fields.get(key, [])
+        if type(value) is not list or any(type(item) is not str for item in value):
+            raise self.wrong(key, "a list of texts")
+        return value
+
+    def times(self, key: str) -> list[float]:
+        """Return a list of times in seconds that never falls."""
+        value = self.fields.get(key)
+        if type(value) is not list or any(type(item) not in (float, int) for item in value):
+            raise self.wrong(key, "a list of numbers of seconds")
+        times = [self._float(key, item) for item in value]
+        if not all(map(le, times, times[1:])):
+            raise InputError(f"{self.where}: {key} falls, must be a list of times in order")
+        return times
+
+    def counts(self, key: str) -> list[int]:
+        value = self.fields.get(key)
+        if type(value) is not list or any(type(item) is not int or not 0 <= item < 2**31 for item in value):
+            raise self.wrong(key, "a list of whole numbers")
+        return value
+
+    def pairs(self, key: str) -> list[tuple[Any, Any]]:
+        """Return a list of pairs of numbers, in which the second may be null."""
+        value = self.fields.get(key, [])
+        if type(value) is not list or not all(
+            type(pair) is list
+            and len(pair) == 2
+            and type(pair[0]) in (int, float)
+            and (pair[1] is None or type(pair[1]) in (int, float))
+            for pair in value
+        ):
+            raise self.wrong(key, "a list of pairs of numbers")
+        numbers = [number for pair in value for number in pair if number is not None]
+        if not all(abs(number) <= (LARGEST if type(number) is float else 2**64) for number in numbers):
+            raise self.wrong(key, f"a list of pairs of numbers of at most {LARGEST:g}")
+        return [(first, second) for first, second in value]
+
+    def _float(self, key: str, value: float) -> float:
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not abs(number) <= LARGEST:
+            raise self.wrong(key, f"a number of at most {LARGEST:g}")
+        return number
+
+
+def read_lines(path: str) -> Iterator[Line]:
+    """Yield the lines of `path`, plain or gzip, up to where it was cut: a last line without its end that is no JSON.
+
+    Raises `InputError` for a file that cannot be read and for a line that is wrong in itself.
+    """
+    try:
+        with open(path, "rb") as plain:
+            packed = plain.peek(2)[:2] == b"\x1f\x8b"
+            yield from _parse(path, gzip.GzipFile(fileobj=plain) if packed else plain)
+    except (OSError, zlib.error) as error:
+        cause = reason(error) if isinstance(error, OSError) else str(error)
+        raise InputError(f"cannot read {path}: {cause}") from error
+
+
+def _parse(path: str, file: IO[bytes] | gzip.GzipFile) -> Iterator[Line]:
+    decode = json.JSONDecoder(parse_constant=refuse_constant).decode
+    number = 0
+    while True:
+        try:
+            raw = file.readline(LONGEST_LINE)
+        except EOFError:  # a gzip stream that was cut
+            return
+        number += 1
+        if not raw:
+            return
+        where = f"{path}:{number}"
+        if len(raw) == LONGEST_LINE and not raw.endswith(b"\n"):
+            raise InputError(f"{where}: the line is longer than {LONGEST_LINE // 2**20} MiB; is this a saved run?")
+        try:
+            fields = decode(raw.decode("utf-8").rstrip("\r\n"))
+        except (ValueError, RecursionError) as error:
+            if not raw.endswith(b"\n"):
+                return
+            cause = "not valid UTF-8" if isinstance(error, UnicodeDecodeError) else "not valid JSON"
+            raise InputError(f"{where}: {cause}; a saved run has one JSON object a line") from None
+        if type(fields) is not dict:
+            raise InputError(f"{where}: the line is {shown(fields)}, must be a JSON object")
+        yield Line(where, fields)
+
+
+_OUTCOMES = {outcome.name.lower(): outcome for outcome in Outcome if outcome != Outcome.WITHHELD}
+_APART_HOMES = ("prefill_replica", "decode_replica")
+_STAGES = ("prefill_end_s", "link_start_s", "transfer_end_s", "decode_start_s")
+
+
+class Rows:
+    """The requests of a file, gathered line by line and then put in order of index."""
+
+    def __init__(self, path: str, steps: StepLog, times: array[float]) -> None:
+        self.path, self.steps, self.times = path, steps, times
+        self.index = array("q")
+        self.ids: list[str] = []
+        self.requests, self.records = Requests(), Records(0)
+        self.end_s, self.visible = array("d"), array("q")
+        self.traits: dict[str, dict[int, Any]] = {}
+        self.homes: dict[str, array[int]] = {}
+        self.stages: dict[str, array[float]] = {}
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def add(self, line: Line) -> None:
+        records, requests, row = self.records, self.requests, len(self.index)
+        self.index.append(line.count("index"))
+        self.ids.append(line.text("id"))
+        outcome = line.text("outcome")
+        if outcome not in _OUTCOMES:
+            raise InputError(f"{line.where}: {suggest('outcome', outcome, _OUTCOMES)}")
+        records.outcome.append(_OUTCOMES[outcome])
+        for key, column in (
+            ("planned_s", records.planned_s),
+            ("sent_s", records.sent_s),
+            ("admitted_s", records.admitted_s),
+            ("end_s", self.end_s),
+        ):
+            column.append(line.time(key))
+        records.prompt_tokens.append(line.count("prompt_tokens"))
+        records.output_tokens.append(line.count("output_tokens"))
+        records.cached_tokens.append(line.count("cached_tokens", default=-1))
+        requests.prompt_tokens.append(line.count("asked_prompt_tokens", default=records.prompt_tokens[row]))
+        requests.output_tokens.append(line.count("asked_output_tokens", default=records.output_tokens[row]))
+        requests.arrival_s.append(line.time("arrival_s" if "arrival_s" in line.fields else "planned_s"))
+        self._add_times(line, row)
+        self._add_sparse(line, row)
+        if "replica" in line.fields or "prefill_replica" in line.fields:
+            self._add_fleet(line, row)
+
+    def _add_fleet(self, line: Line, row: int) -> None:
+        """Take in which replicas served a request and when it passed from one to the other."""
+        apart = "prefill_replica" in line.fields
+        for key in _APART_HOMES if apart else ("replica",):
+            column = self.homes.setdefault(key, array("i", [0]) * row)
+            column.append(line.count(key))
+        for key in _STAGES if apart else ():
+            times_s = self.stages.setdefault(key, array("d", [NAN]) * row)
+            times_s.append(line.time(key))
+
+    def _add_times(self, line: Line, row: int) -> None:
+        """Take in the token times of a request: numbers of steps, or the times themselves."""
+        records = self.records
+        first = last = -1
+        if "steps" in line.fields:
+            slices = line.pairs("steps")
+            flat = [step for slice_ in slices for step in slice_]
+            handed_s = line.time("decode_start_s")
+            is_handed = handed_s == handed_s
+            if any(type(step) is not int for step in flat) or flat != sorted(flat) or min(flat, default=0) < 0:
+                raise line.wrong("steps", "a list of pairs of step numbers in order")
+            if flat and flat[-1] >= len(self.steps):
+                raise InputError(
+                    f"{line.where}: steps ends at step {flat[-1]}, but the file has {len(self.steps)} before it"
+                )
+            if is_handed:
+                at = len(self.steps) + len(self.times)
+                self.times.append(handed_s)
+                slices = [(at, at), *slices]
+            elif not flat:
+                raise line.wrong("steps", "a list of one pair or more")
+            first, last = slices[0][0], slices[-1][1]
+            if len(slices) > 1:
+                records.pieces[row] = slices
+        elif "times_s" in line.fields:
+            times = line.times("times_s")
+            if times:
+                first, last = len(self.times), len(self.times) + len(times) - 1
+                self.times.extend(times)
+        visible = line.count("visible", default=-1)
+        if visible >= 0 and visible > last - first:
+            raise line.wrong("visible", "the number of one of the request's token events")
+        records.first.append(first)
+        records.last.append(last)
+        self.visible.append(first + visible if visible >= 0 and first >= 0 else -1)
+
+    def _add_sparse(self, line: Line, row: int) -> None:
+        records, known = self.records, line.fields
+        if "reason" in known:
+            records.reason[row] = line.text("reason")
+        if "attempts" in known:
+            records.attempts[row] = line.count("attempts", minimum=1)
+        if "extra" in known:
+            records.extra[row] = line.table("extra")
+        if "preempted" in known:
+            records.preempted[row] = [
+                (float(at), NAN if resumed is None else float(resumed)) for at, resumed in line.pairs("preempted")
+            ]
+        if line.flag("capped"):
+            records.capped.add(row)
+        for key, read in (
+            ("class", line.text),
+            ("adapter", line.text),
+            ("session", line.text),
+            ("think_s", line.number),
+        ):
+            if key in known:
+                self.traits.setdefault(key, {})[row] = read(key)
+        for key in ("turn", "priority"):
+            if key in known:
+                self.traits.setdefault(key, {})[row] = line.integer(key, 0)
+        if "content" in known:
+            self.traits.setdefault("content", {})[row] = _content(line)
+
+    def build(self) -> tuple[Requests, Records]:
+        """Return the columns in order of index."""
+        size, requests, records = len(self.index), self.requests, self.records
+        order = sorted(range(size), key=self.index.__getitem__)
+        for row, next_row in zip(order, order[1:], strict=False):
+            if self.index[row] == self.index[next_row]:
+                raise InputError(f"{self.path}: index {self.index[row]} is there twice, must be unique")
+        if self.visible.count(-1) < size:
+            records.visible = self.visible
+        if any(end == end for end in self.end_s):
+            records.end_s = self.end_s
+        if order != list(range(size)):
+            place = dict(zip(order, range(size), strict=True))
+            _reorder(requests, order)
+            _reorder(records, order)
+            self.homes = {name: array("i", map(column.__getitem__, order)) for name, column in self.homes.items()}
+            self.stages = {name: array("d", map(column.__getitem__, order)) for name, column in self.stages.items()}
+            self.ids = [self.ids[row] for row in order]
+            for name in ("pieces", "preempted", "reason", "attempts", "extra"):
+                setattr(records, name, {place[row]: value for row, value in getattr(records, name).items()})
+            records.capped = {place[row] for row in records.capped}
+            self.traits = {
+                key: {place[row]: value for row, value in column.items()} for key, column in self.traits.items()
+            }
+        if self.ids != [str(row) for row in range(size)]:
+            requests.ids = self.ids
+        requests.class_names = self._trait("class", None)
+        requests.adapters = self._trait("adapter", None)
+        requests.sessions = self._trait("session", None)
+        requests.content = self._trait("content", ())
+        requests.priority = self._array("q", "priority", 0)
+        requests.turns = self._array("q", "turn", 0)
+        requests.think_s = self._array("d", "think_s", 0.0)
+        return requests, records
+
+    def _trait(self, key: str, absent: Any) -> list[Any] | None:
+        known = self.traits.get(key)
+        return None if known is None else [known.get(row, absent) for row in range(len(self))]
+
+    def _array(self, typecode: Any, key: str, absent: float) -> Any:
+        column = self._trait(key, absent)
+        return None if column is None else array(typecode, column)
+
+
+def _reorder(columns: Requests | Records, order: list[int]) -> None:
+    for name in columns.__slots__:
+        column = getattr(columns, name)
+        if isinstance(column, array):
+            setattr(columns, name, array(column.typecode, map(column.__getitem__, order)))
+        elif isinstance(column, bytearray):
+            setattr(columns, name, bytearray(map(column.__getitem__, order)))
+
+
+def _content(line: Line) -> Content:
+    segments = line.pairs("content")
+    if any(type(stream) is not int or type(end) is not int for stream, end in segments):
+        raise line.wrong("content", "a list of pairs of a stream and its end")
+    return tuple(segments)
+
+
+_SCHEMA_NAME, _SCHEMA_NUMBER = SCHEMA.split("/")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedRun:
+    """A run and what its file says around it; `whole` is False where the run or its file ended early."""
+
+    path: str
+    command: str
+    version: str
+    whole: bool
+    run: Run
+
+
+def read_run(path: str) -> Run:
+    """Return the run saved in `path`; `partial` where the run or its file ended early. Raises `InputError`."""
+    return read_saved(path).run
+
+
+def read_saved(path: str) -> SavedRun:
+    """Return the run saved in `path` with the facts of its header. Raises `InputError` in one line."""
+    lines = read_lines(path)
+    header = _check_header(path, next(lines, None))
+    steps = StepLog()
+    times: array[float] = array("d")
+    rows, warmup_rows = Rows(path, steps, times), Rows(path, steps, times)
+    engine, gauges, footer, facts = None, [], None, None
+    replicas: list[dict[str, Any]] = []
+    link: dict[str, Any] | None = None
+    for line in lines:
+        if footer is not None:
+            raise InputError(f"{line.where}: the run ended on the line before; is this two files in one?")
+        kind = line.fields.get("kind")
+        if kind == "request":
+            rows.add(line)
+        elif kind == "warmup":
+            warmup_rows.add(line)
+        elif kind == "steps":
+            _add_steps(steps, line)
+        elif kind == "gauge":
+            gauges.append(_gauge(line))
+        elif kind == "engine":
+            engine = _engine(line)
+        elif kind == "facts":
+            facts = line
+        elif kind == "replica":
+            replicas.append(_replica(line))
+        elif kind == "link":
+            link = {key: line.count(key) for key in ("moved_bytes", "transfers")}
+            link |= {key: line.number(key) for key in ("busy_s", "busy")}
+        elif kind == "footer":
+            footer = line
+        else:
+            raise line.wrong("kind", "request, warmup, steps, gauge, engine, facts, replica, link or footer")
+    requests, records = rows.build()
+    run = Run(
+        source=header.text("source"),
+        requests=requests,
+        records=records,
+        times=_all_times(steps, times),
+        config=header.table("config"),
+        steps=steps if len(steps) else None,
+        engine=engine,
+        gauges=gauges,
+        setup=header.table("setup"),
+        replicas=replicas,
+        homes=rows.homes,
+        stages=rows.stages,
+        link=link,
+    )
+    if facts is not None:
+        _add_facts(run, facts)
+    if len(warmup_rows):
+        warmup_requests, warmup_records = warmup_rows.build()
+        run.warmup = Run(run.source, warmup_requests, warmup_records, run.times, run.config, steps=run.steps)
+    whole = footer is not None and _add_footer(run, footer, len(records))
+    if footer is None:
+        run.warnings.append(f"{path} was cut: {len(records):,} requests were read, those behind the cut are lost")
+    run.partial = not whole
+    return SavedRun(path=path, command=header.text("command"), version=header.text("servesim"), whole=whole, run=run)
+
+
+def _check_header(path: str, line: Line | None) -> Line:
+    if line is None:
+        raise InputError(f"{path}: no header, must be a saved run (--save)")
+    name, _, number = str(line.fields.get("schema")).partition("/")
+    if line.fields.get("kind") != "header" or name != _SCHEMA_NAME:
+        raise InputError(f"{line.where}: no header of a saved run; schema is {shown(line.fields.get('schema'))}")
+    if number != _SCHEMA_NUMBER:
+        raise InputError(f"{line.where}: schema is {name}/{number}, this version of servesim reads {SCHEMA}")
+    for key in ("source", "command", "servesim"):
+        line.text(key)
+    line.table("config")
+    line.table("setup")
+    return line
+
+
+def _add_steps(steps: StepLog, line: Line) -> None:
+    if line.count("from") != len(steps):
+        raise line.wrong("from", f"{len(steps)}, where the lines before it end")
+    end_s = line.times("end_s")
+    for key, column in (
+        ("decodes", steps.decodes),
+        ("prefill_tokens", steps.prefill_tokens),
+        ("kv_blocks", steps.kv_blocks),
+    ):
+        counts = line.counts(key)
+        if counts and len(counts) != len(end_s):
+            raise InputError(f"{line.where}: {key} has {len(counts)} values, must have {len(end_s)} as end_s has")
+        column.extend(counts)
+    steps.end_s.extend(end_s)
+    for step, start_s in line.pairs("starts"):
+        if type(step) is not int or not 0 <= step < len(steps) or start_s is None:
+            raise line.wrong("starts", "a list of pairs of a step number and its start")
+        steps.starts[step] = float(start_s)
+
+
+def _all_times(steps: StepLog, times: array[float]) -> array[float]:
+    """Return the ends of the steps and, behind them, the times that are in no step."""
+    return steps.end_s + times if len(steps) and len(times) else steps.end_s if len(steps) else times
+
+
+def _replica(line: Line) -> dict[str, Any]:
+    figures: dict[str, Any] = {"replica": line.count("replica"), "name": line.text("name"), "role": line.text("role")}
+    for key in ("requests", "steps", "computed_tokens", "preemptions", "evictions"):
+        figures[key] = line.count(key)
+    for key in ("mean_batch", "busy", "kv_peak", "kv_mean", "prefix_hit_rate"):
+        figures[key] = None if line.fields.get(key) is None else line.number(key)
+    return figures
+
+
+def _gauge(line: Line) -> GaugeSample:
+    return GaugeSample(
+        at_s=line.number("at_s"),
+        running=line.count("running"),
+        waiting=line.count("waiting"),
+        kv_blocks=None if line.fields.get("kv_blocks") is None else line.count("kv_blocks"),
+        kv_fraction=None if line.fields.get("kv_fraction") is None else line.number("kv_fraction"),
+        preemptions=line.count("preemptions", default=0),
+        output_tokens=line.count("output_tokens", default=0),
+    )
+
+
+def _engine(line: Line) -> EngineTotals:
+    totals = EngineTotals()
+    for field in fields(EngineTotals):
+        if field.name in line.fields:
+            read = line.number if type(field.default) is float else line.count
+            setattr(totals, field.name, read(field.name))
+    return totals
+
+
+def _add_facts(run: Run, line: Line) -> None:
+    offload = line.fields.get("offload", [])
+    if not isinstance(offload, list) or not all(isinstance(tier, dict) for tier in offload):
+        raise line.wrong("offload", "a list of objects")
+    run.offload = offload
+    run.scaling = line.table("scaling") or None
+    run.usage = line.table("usage") or None
+
+
+def _add_footer(run: Run, footer: Line, requests: int) -> bool:
+    """Take over what the footer says; return whether the run was whole."""
+    if footer.count("requests") != requests:
+        raise footer.wrong("requests", f"{requests}, the number of requests before it")
+    run.warnings.extend(footer.texts("warnings"))
+    run.violations.extend(footer.texts("violations"))
+    run.setup = footer.table("setup") or run.setup
+    run.client = footer.table("client") or None
+    run.server = footer.table("server") or None
+    return footer.flag("whole")

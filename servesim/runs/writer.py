@@ -1,0 +1,272 @@
+"""A run as lines of JSON, written while it happens or at its end.
+
+The first line is the header, the last the footer, which says whether the run is whole; every line has a `kind`:
+
+| kind | what |
+|---|---|
+| `header` | schema, version, command, source, effective config, facts about the server |
+| `engine` | what only a simulated engine can count; before the requests, so that a cut file still has it |
+| `facts` | what KV tiers did, when replicas came and went, what was paid for; where there is any of it |
+| `replica`, `link` | what each engine of a fleet did, what crossed the link; before the requests as well |
+| `steps` | a stretch of a simulated run's step log; before the requests, whose tokens are numbers of steps |
+| `request`, `warmup` | one request that is over: ids, times in seconds, token counts, outcome, token times |
+| `gauge` | the state of the engine at one moment |
+| `footer` | whether the run is whole, warnings, broken laws, the client's health, the server's window |
+
+Floats are written so that they read back to the bit: a run that was saved and read has the same summary. A file cut
+anywhere reads back up to the cut (`runreader`). Requests come in any order and carry their `index`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import pairwise
+from typing import IO, Any
+
+from servesim import __version__
+from servesim.console import OutputFile, reason
+from servesim.errors import RunError
+from servesim.runs.records import TOTALS_SAID_WHEN_USED, Outcome, Run, StepLog
+
+SCHEMA = "servesim.run/1"
+STEPS_A_LINE = 1000
+
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=True).encode
+
+
+class RunWriter:
+    """Writes the lines of one run; open it before the run, so that a path that cannot be written costs nothing.
+
+    `live` flushes every line: a crash, or `kill -9`, loses nothing that was written. Otherwise the file appears whole
+    at `close` or not at all. Whatever cannot be written is a `RunError` of one line.
+    """
+
+    def __init__(self, path: str, *, live: bool = False) -> None:
+        self.path = path
+        self.requests = 0
+        self._live: IO[str] | None = None
+        self._whole: OutputFile | None = None
+        self._setup: dict[str, Any] = {}
+        if not live:
+            self._whole = OutputFile(path)
+            return
+        try:
+            self._live = open(path, "w", encoding="utf-8", newline="\n")  # noqa: SIM115
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def __enter__(self) -> RunWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        elif self._whole is not None:
+            self._whole.discard()
+        elif self._live is not None:
+            try:
+                self._live.close()
+            except OSError:  # a full disk raises at close as well; what went wrong first is on its way
+                pass
+
+    def header(self, run: Run, command: str) -> None:
+        """Write who ran what, with its effective configuration and the facts about the server known so far."""
+        self._setup = dict(run.setup)
+        self._line(
+            {
+                "kind": "header",
+                "schema": SCHEMA,
+                "servesim": __version__,
+                "command": command,
+                "source": run.source,
+                "config": run.config,
+                "setup": self._setup,
+            }
+        )
+
+    def request(self, run: Run, index: int, *, kind: str = "request", token_times: bool = False) -> None:
+        """Write request `index` of `run`, which is over; `token_times` adds the times of a simulated run's tokens."""
+        self.requests += kind == "request"
+        self._line({"kind": kind, **request_row(run, index, token_times=token_times)})
+
+    def gauges(self, run: Run, start: int = 0) -> None:
+        """Write the gauge samples of `run` from number `start` on."""
+        for sample in run.gauges[start:]:
+            self._line({"kind": "gauge", **asdict(sample)})
+
+    def engine(self, run: Run) -> None:
+        """Write the engine's counts and step log, where the run has them."""
+        if run.engine is not None:
+            totals = asdict(run.engine)
+            self._line({"kind": "engine"} | {k: v for k, v in totals.items() if v or k not in TOTALS_SAID_WHEN_USED})
+        facts = {"offload": run.offload, "scaling": run.scaling, "usage": run.usage}
+        if any(facts.values()):
+            self._line({"kind": "facts"} | {name: fact for name, fact in facts.items() if fact})
+        for figures in run.replicas:
+            self._line({"kind": "replica", **figures})
+        if run.link is not None:
+            self._line({"kind": "link", **run.link})
+        if run.steps is not None:
+            for line in _step_lines(run.steps):
+                self._line(line)
+
+    def footer(self, run: Run) -> None:
+        """Write how the run ended; without a footer a file counts as cut."""
+        footer: dict[str, Any] = {
+            "kind": "footer",
+            "whole": not run.partial,
+            "requests": self.requests,
+            "warnings": run.warnings,
+            "violations": run.violations,
+        }
+        if run.setup != self._setup:
+            footer["setup"] = run.setup
+        if run.client is not None:
+            footer["client"] = run.client
+        if run.server is not None:
+            footer["server"] = run.server
+        self._line(footer)
+
+    def close(self) -> None:
+        """Finish the file."""
+        if self._whole is not None:
+            self._whole.commit()
+        elif self._live is not None:
+            try:
+                self._live.close()
+            except OSError as error:
+                raise self._failed(error) from error
+
+    def _line(self, row: dict[str, Any]) -> None:
+        try:
+            text = _encode(row) + "\n"
+        except ValueError:  # a NaN or infinity in facts that somebody else reported
+            text = _encode(finite(row)) + "\n"
+        if self._whole is not None:
+            self._whole.write(text)
+        elif self._live is not None:
+            try:
+                self._live.write(text)
+                self._live.flush()
+            except OSError as error:
+                raise self._failed(error) from error
+
+    def _failed(self, error: OSError) -> RunError:
+        return RunError(f"cannot write {self.path}: {reason(error)}")
+
+
+def write_run(path: str, run: Run, command: str, *, token_times: bool = False) -> None:
+    """Write `run` to `path`, whole or not at all. Raises `RunError` if it cannot be written."""
+    with RunWriter(path) as writer:
+        write_lines(writer, run, command, token_times=token_times)
+
+
+def write_lines(writer: RunWriter, run: Run, command: str, *, token_times: bool = False) -> None:
+    """Write all lines of a run that is over to a `writer` that was opened before it."""
+    writer.header(run, command)
+    writer.engine(run)
+    for index in range(len(run.warmup.records) if run.warmup else 0):
+        assert run.warmup is not None
+        writer.request(run.warmup, index, kind="warmup", token_times=token_times)
+    for index, outcome in enumerate(run.records.outcome):
+        if outcome != Outcome.WITHHELD:
+            writer.request(run, index, token_times=token_times)
+    writer.gauges(run)
+    writer.footer(run)
+
+
+def request_row(run: Run, index: int, *, token_times: bool = False) -> dict[str, Any]:
+    """Return request `index` as a JSON object; unknown times are null, what is not worth saying is left out."""
+    requests, records = run.requests, run.records
+    first, last = records.first[index], records.last[index]
+    row: dict[str, Any] = {
+        "index": index,
+        "id": requests.id(index),
+        "outcome": Outcome(records.outcome[index]).name.lower(),
+        "planned_s": _known(records.planned_s[index]),
+        "sent_s": _known(records.sent_s[index]),
+        "admitted_s": _known(records.admitted_s[index]),
+        "first_s": None if first < 0 else run.times[first],
+        "last_s": None if last < 0 else run.times[last],
+        "prompt_tokens": records.prompt_tokens[index],
+        "output_tokens": records.output_tokens[index],
+        "cached_tokens": None if records.cached_tokens[index] < 0 else records.cached_tokens[index],
+        "asked_prompt_tokens": requests.prompt_tokens[index],
+        "asked_output_tokens": requests.output_tokens[index],
+    }
+    if records.end_s is not None:
+        row["end_s"] = _known(records.end_s[index])
+    for key, sparse in (("reason", records.reason), ("attempts", records.attempts), ("extra", records.extra)):
+        if index in sparse:
+            row[key] = sparse[index]
+    if index in records.capped:
+        row["capped"] = True
+    if index in records.preempted:
+        row["preempted"] = [[at, _known(resumed)] for at, resumed in records.preempted[index]]
+    row.update(_traits(run, index))
+    row.update((name, column[index]) for name, column in run.homes.items())
+    row.update((name, _known(column[index])) for name, column in run.stages.items())
+    if run.steps is not None and first >= 0:
+        slices = records.pieces.get(index, [(first, last)])
+        # A first token that was handed over is in no step: it came at `decode_start_s`.
+        row["steps"] = [list(slice_) for slice_ in slices if slice_[0] < len(run.steps)]
+    if run.steps is None or token_times:
+        row["times_s"] = run.token_times(index)
+    if records.visible is not None:
+        row["visible"] = records.visible[index] - first if records.visible[index] >= 0 else None
+    return row
+
+
+def _traits(run: Run, index: int) -> dict[str, Any]:
+    """Return what a trace says of a request beyond its lengths, so that a saved run can be sent again."""
+    requests = run.requests
+    traits: dict[str, Any] = {}
+    if _known(requests.arrival_s[index]) != _known(run.records.planned_s[index]):
+        traits["arrival_s"] = _known(requests.arrival_s[index])
+    optional: tuple[tuple[str, Sequence[Any] | None, Any], ...] = (
+        ("content", requests.content, ()),
+        ("priority", requests.priority, 0),
+        ("class", requests.class_names, None),
+        ("adapter", requests.adapters, None),
+        ("session", requests.sessions, None),
+        ("turn", requests.turns, None),
+        ("think_s", requests.think_s, 0.0),
+    )
+    for key, column, absent in optional:
+        if column is not None and column[index] != absent:
+            traits[key] = column[index]
+    return traits
+
+
+def _step_lines(steps: StepLog) -> Iterator[dict[str, Any]]:
+    end_s = steps.end_s
+    begins = [0, *(step for step in range(1, len(steps)) if end_s[step] < end_s[step - 1])]  # of the next replica
+    bounds = [start for begin, after in pairwise([*begins, len(steps)]) for start in range(begin, after, STEPS_A_LINE)]
+    for start, stop in pairwise([*bounds, len(steps)]):
+        yield {
+            "kind": "steps",
+            "from": start,
+            "end_s": list(steps.end_s[start:stop]),
+            "decodes": list(steps.decodes[start:stop]),
+            "prefill_tokens": list(steps.prefill_tokens[start:stop]),
+            "kv_blocks": list(steps.kv_blocks[start:stop]),
+            "starts": [[step, steps.starts[step]] for step in range(start, stop) if step in steps.starts],
+        }
+
+
+def finite(value: Any) -> Any:
+    """Return a JSON value with null in place of every float that JSON has no number for."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value
+
+
+def _known(value: float) -> float | None:
+    return value if value == value else None
