@@ -13,10 +13,10 @@ from typing import Any
 from servesim import simulate, summarize
 from servesim.catalog.models import find_model
 from servesim.config.build import build_server
+from servesim.config.engine import AdapterConfig
 from servesim.config.server import ServerSpec
 from servesim.config.workload import WorkloadSpec
 from servesim.cost.memory import adapter_bytes, adapter_params
-from servesim.engine.adapters import AdapterConfig
 from servesim.engine.engine import Engine
 from servesim.errors import InputError
 from servesim.runs.reader import read_run

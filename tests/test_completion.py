@@ -12,7 +12,7 @@ from pathlib import Path
 from servesim.catalog.hardware import HARDWARE
 from servesim.cli.completion import SHELLS, verbs
 from servesim.cli.main import VERBS
-from servesim.engine.policy import POLICIES
+from servesim.config.engine import POLICIES
 from tests.command import ROOT, servesim
 
 ASK_BASH = """

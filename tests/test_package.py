@@ -22,17 +22,12 @@ ROOMS = (
 ).split()
 
 MISPLACED = {
-    ("config.build", "engine.adapters"),
-    ("config.engine", "engine.adapters"),
-    ("config.engine", "engine.tiers"),
     ("config.fleet", "fleet.autoscale"),
     ("config.fleet", "fleet.disaggregation"),
     ("config.fleet", "fleet.router"),
     ("config.fleet", "fleet.usage"),
     ("config.loadgen", "client.flavour"),
     ("config.loadgen", "client.target"),
-    ("config.offload", "engine.tiers"),
-    ("config.server", "engine.policy"),
     ("diagnose.binding", "plan.space"),
     ("diagnose.evidence", "plan.space"),
     ("workload.build", "config.workload"),

@@ -10,9 +10,8 @@ from servesim.catalog.hardware import HARDWARE
 from servesim.catalog.models import MODELS
 from servesim.cli.main import VERBS
 from servesim.client.flavour import API_FLAVOURS
-from servesim.config.engine import RULES
+from servesim.config.engine import POLICIES, RULES
 from servesim.cost.model import COST_MODELS
-from servesim.engine.policy import POLICIES
 from servesim.fleet.disaggregation import OVERLAPS, SCOPES
 from servesim.fleet.router import ROUTERS
 from servesim.report.charts import FIGURES

@@ -10,10 +10,10 @@ from typing import Any
 
 from servesim import simulate, summarize
 from servesim.config.build import build_server
+from servesim.config.engine import TierConfig
 from servesim.config.server import ServerSpec
 from servesim.config.workload import WorkloadSpec
 from servesim.engine.engine import Engine
-from servesim.engine.tiers import TierConfig
 from servesim.errors import InputError
 from servesim.plan.sweep import stops_paying
 from servesim.workload.build import build_workload

@@ -11,11 +11,10 @@ from servesim.catalog.weights import KV_BYTES
 from servesim.cli.parser import Group, Option, Parser
 from servesim.config.build import DECIDED, build_server
 from servesim.config.document import read_config
-from servesim.config.engine import RULES
+from servesim.config.engine import POLICIES, RULES
 from servesim.config.offload import DEFAULT_LINK, JOIN
 from servesim.config.server import SERVER_CHECKS, ServerSpec, count, switch, text
 from servesim.cost.model import COST_MODELS
-from servesim.engine.policy import POLICIES
 from servesim.errors import InputError, ServesimError
 from servesim.units import suggest
 

@@ -13,12 +13,11 @@ from servesim.catalog.hardware import Hardware, load_hardware
 from servesim.catalog.model import Model
 from servesim.catalog.models import load_model
 from servesim.catalog.servers import vllm_defaults
-from servesim.config.engine import EngineConfig
+from servesim.config.engine import AdapterConfig, EngineConfig
 from servesim.config.offload import tiers_of
 from servesim.config.server import ServerSpec
 from servesim.cost.memory import DEFAULT_TOKENS_PER_REQUEST, CapacityPlan, adapter_bytes, plan_capacity
 from servesim.cost.model import COST_MODELS, CostModel, FloorWatch
-from servesim.engine.adapters import AdapterConfig
 from servesim.errors import InputError
 from servesim.units import parse_bandwidth, parse_duration, suggest
 

@@ -1,12 +1,17 @@
-"""The limits and rules of one engine: facts that check themselves."""
+"""The limits and rules of one engine: facts that check themselves.
+
+What it may do (`EngineConfig`), how the server it stands for schedules (`RULES`), who goes first (`POLICIES`).
+"""
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from servesim.engine.adapters import AdapterConfig
-from servesim.engine.tiers import TierConfig
 from servesim.errors import InputError
+from servesim.workload.requests import Requests
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -28,6 +33,79 @@ RULES: dict[str, Rules] = {
 }
 
 
+Key = tuple[Any, ...]
+KeyFunction = Callable[[Requests, "array[int]", int], Key]
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Policy:
+    """`admission` orders `waiting` (None: arrivals at the back, preempted ones at the front); `victim` picks whom to
+    preempt: the running request with the largest key (None: the youngest).
+
+    Both are given the requests, the output tokens that each may have, and an index.
+    """
+
+    about: str
+    admission: KeyFunction | None
+    victim: KeyFunction | None
+
+
+def _priority(requests: Requests, _: array[int], index: int) -> Key:
+    priority = 0 if requests.priority is None else requests.priority[index]
+    return priority, requests.arrival_s[index], index
+
+
+def _total_length(requests: Requests, targets: array[int], index: int) -> Key:
+    return requests.prompt_tokens[index] + targets[index], requests.arrival_s[index], index
+
+
+POLICIES: dict[str, Policy] = {
+    "fcfs": Policy(about="first come, first served; the youngest is preempted", admission=None, victim=None),
+    "priority": Policy(
+        about="lowest priority number first, then arrival; the largest is preempted",
+        admission=_priority,
+        victim=_priority,
+    ),
+    "sjf": Policy(
+        about="shortest prompt + output first: an oracle, since no server knows the output",
+        admission=_total_length,
+        victim=None,
+    ),
+}
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class TierConfig:
+    """`blocks` it holds (None: without end), and the seconds that one takes to come back over its link."""
+
+    blocks: int | None
+    block_s: float
+    block_bytes: int = 0  # for the report
+    name: str = "host"
+
+    def __post_init__(self) -> None:
+        if self.blocks is not None and self.blocks < 0:
+            raise InputError(f"kv tier {self.name} has {self.blocks} blocks, must have 0 or more")
+        if not self.block_s >= 0.0:
+            raise InputError(f"kv tier {self.name} takes {self.block_s} s for a block, must be 0 or more")
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class AdapterConfig:
+    """`max_loras` adapters at once; the seconds that loading one and reading one in a step take."""
+
+    max_loras: int
+    load_s: float = 0.0
+    read_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.max_loras < 1:
+            raise InputError(f"max_loras is {self.max_loras}, must be 1 or more")
+        for name in ("load_s", "read_s"):
+            if not getattr(self, name) >= 0.0:
+                raise InputError(f"{name} is {getattr(self, name)}, must be 0 or more")
+
+
 @dataclass(slots=True, frozen=True, kw_only=True)
 class EngineConfig:
     """What one engine is allowed to do. Blocks are usable blocks: vLLM's null block is not among them."""
@@ -47,7 +125,7 @@ class EngineConfig:
     max_num_queued_reqs: int | None = None
     max_num_queued_tokens: int | None = None
     client_timeout_s: float | None = None
-    policy: str = "fcfs"  # a key of engine.policy.POLICIES
+    policy: str = "fcfs"  # a key of POLICIES
     rules: str = "vllm-0.32"  # a key of RULES
     spec_tokens: int = 0  # speculative decoding: drafted tokens per step
     acceptance: tuple[float, ...] = ()  # of a drafted token: one probability, or one per position

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from servesim.config.engine import TierConfig
 from servesim.cost.memory import CapacityPlan
-from servesim.engine.tiers import TierConfig
 from servesim.errors import InputError
 from servesim.units import parse_bandwidth, parse_bytes, shown
 

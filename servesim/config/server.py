@@ -11,10 +11,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from servesim.catalog.weights import KV_BYTES, WEIGHT_FORMATS
-from servesim.config.engine import RULES
+from servesim.config.engine import POLICIES, RULES
 from servesim.config.offload import links, sizes
 from servesim.cost.memory import MAX_RANK
-from servesim.engine.policy import POLICIES
 from servesim.errors import InputError
 from servesim.units import parse_bandwidth, parse_count, parse_duration, parse_finite, shown, suggest
 

@@ -12,29 +12,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence as Listing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from servesim.errors import InputError
+from servesim.config.engine import AdapterConfig
 
 if TYPE_CHECKING:
     from servesim.cost.model import CostModel
-
-
-@dataclass(slots=True, frozen=True, kw_only=True)
-class AdapterConfig:
-    """`max_loras` adapters at once; the seconds that loading one and reading one in a step take."""
-
-    max_loras: int
-    load_s: float = 0.0
-    read_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.max_loras < 1:
-            raise InputError(f"max_loras is {self.max_loras}, must be 1 or more")
-        for name in ("load_s", "read_s"):
-            if not getattr(self, name) >= 0.0:
-                raise InputError(f"{name} is {getattr(self, name)}, must be 0 or more")
 
 
 class Adapters:

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from servesim.config.engine import RULES, EngineConfig
+from servesim.config.engine import POLICIES, RULES, EngineConfig
 from servesim.engine.adapters import Adapters
 from servesim.engine.blocks import BlockPool
 from servesim.engine.decoding import Decoding
-from servesim.engine.policy import POLICIES, Waiter, waiting_queue
 from servesim.engine.request_limits import Screen
 from servesim.engine.sequence import DECODE, ENDED, PREFILL, WAITING, Sequence
 from servesim.engine.tiers import Tiers
+from servesim.engine.waiting import Waiter, waiting_queue
 from servesim.runs.records import EngineTotals, Records, StepLog
 from servesim.workload.workload import Workload
 

@@ -12,30 +12,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence as Listing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from servesim.errors import InputError
+from servesim.config.engine import TierConfig
 
 if TYPE_CHECKING:
     from servesim.engine.chain import Chain
     from servesim.engine.sequence import Sequence
-
-
-@dataclass(slots=True, frozen=True, kw_only=True)
-class TierConfig:
-    """`blocks` it holds (None: without end), and the seconds that one takes to come back over its link."""
-
-    blocks: int | None
-    block_s: float
-    block_bytes: int = 0  # for the report
-    name: str = "host"
-
-    def __post_init__(self) -> None:
-        if self.blocks is not None and self.blocks < 0:
-            raise InputError(f"kv tier {self.name} has {self.blocks} blocks, must have 0 or more")
-        if not self.block_s >= 0.0:
-            raise InputError(f"kv tier {self.name} takes {self.block_s} s for a block, must be 0 or more")
 
 
 class Fallen:

@@ -1,60 +1,19 @@
-"""Who is admitted first and who is dropped first: two key functions a policy, and the queues that obey them."""
+"""The queue of those who wait: a deque where arrivals go to the back, a heap where a policy gives each a key."""
 
 from __future__ import annotations
 
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TypeAlias
 
-if TYPE_CHECKING:  # the names of policies are wanted by commands that simulate nothing
-    from servesim.engine.sequence import Sequence
-    from servesim.workload.requests import Requests
+from servesim.config.engine import Key, Policy
+from servesim.engine.sequence import Sequence
+from servesim.workload.requests import Requests
 
 Waiter: TypeAlias = "int | Sequence"
 """Who waits: a request that was never admitted (its index), or one that was preempted."""
-
-Key = tuple[Any, ...]
-KeyFunction = Callable[["Requests", "array[int]", int], Key]
-
-
-@dataclass(slots=True, frozen=True, kw_only=True)
-class Policy:
-    """`admission` orders `waiting` (None: arrivals at the back, preempted ones at the front); `victim` picks whom to
-    preempt: the running request with the largest key (None: the youngest).
-
-    Both are given the requests, the output tokens that each may have, and an index.
-    """
-
-    about: str
-    admission: KeyFunction | None
-    victim: KeyFunction | None
-
-
-def _priority(requests: Requests, _: array[int], index: int) -> Key:
-    priority = 0 if requests.priority is None else requests.priority[index]
-    return priority, requests.arrival_s[index], index
-
-
-def _total_length(requests: Requests, targets: array[int], index: int) -> Key:
-    return requests.prompt_tokens[index] + targets[index], requests.arrival_s[index], index
-
-
-POLICIES: dict[str, Policy] = {
-    "fcfs": Policy(about="first come, first served; the youngest is preempted", admission=None, victim=None),
-    "priority": Policy(
-        about="lowest priority number first, then arrival; the largest is preempted",
-        admission=_priority,
-        victim=_priority,
-    ),
-    "sjf": Policy(
-        about="shortest prompt + output first: an oracle, since no server knows the output",
-        admission=_total_length,
-        victim=None,
-    ),
-}
 
 
 class KeyedQueue:
