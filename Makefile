@@ -23,7 +23,7 @@ type: $(TOOLS)/pins ## mypy --strict
 	$(TOOLS)/bin/mypy --strict servesim
 
 test: ## the tests, over all cores
-	$(PYTHON) -m tests.run
+	$(PYTHON) -m tests
 
 smoke: ## loadgen against a real llama.cpp server (the first time it is built: ten minutes)
 	$(PYTHON) -m tests.smoke $(if $(THREADS),--threads $(THREADS))

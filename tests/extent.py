@@ -1,7 +1,13 @@
-"""How far a run of the tests goes, in one place.
+"""How far a run of the tests goes: the one place that says it.
 
-`SERVESIM_SEEDS=5000` digs deeper into every property test. `SERVESIM_TESTS=again` is `.ci/run`'s second look by another
-interpreter: a tenth of the seeds, and without the tests whose answer no interpreter's version could change.
+| `SERVESIM_TESTS` | tests                                    | seeds   | who runs it                          |
+|------------------|------------------------------------------|---------|--------------------------------------|
+| (not set)        | all but those marked `in_full`           | a third | everybody: the README's command      |
+| `full`           | all                                      | all     | `.ci/run`, on the same interpreter   |
+| `again`          | all but those marked `in_full` or `once` | a tenth | `.ci/run`, on the other interpreters |
+
+A test is marked `in_full` if it takes seconds of CPU and another test of the same room would find most of what it
+finds; `once` if no version of the interpreter could change its answer. `SERVESIM_SEEDS=5000` digs deeper in any.
 """
 
 from __future__ import annotations
@@ -9,13 +15,21 @@ from __future__ import annotations
 import os
 import unittest
 
-AGAIN = os.environ.get("SERVESIM_TESTS") == "again"
+EXTENTS = {"": 3, "full": 1, "again": 10}
+"""The part of its seeds that a property test takes: one in so many."""
 
-same_on_every_interpreter = unittest.skipIf(AGAIN, "run once, by the default interpreter: it would say the same again")
-"""For documents, pages, statistics and the machine's own speed."""
+EXTENT = os.environ.get("SERVESIM_TESTS", "")
+if EXTENT not in EXTENTS:
+    raise SystemExit(f"SERVESIM_TESTS is {EXTENT!r}, must be full, again or not set")
+
+in_full = unittest.skipUnless(EXTENT == "full", "left to .ci/run: SERVESIM_TESTS=full runs it")
+"""For what takes seconds: documents, whole grids, statistics of many runs."""
+
+once = unittest.skipIf(EXTENT == "again", "run once, by the default interpreter: it would say the same again")
+"""For pages, statistics and sources."""
 
 
 def seeds(count: int) -> range:
-    """Return the seeds of a property test that takes `count` of them unless told otherwise."""
+    """Return the seeds of a property test: `count` of them in full, fewer otherwise, as many as were asked for."""
     asked = os.environ.get("SERVESIM_SEEDS")
-    return range(int(asked) if asked else max(1, count // 10) if AGAIN else count)
+    return range(int(asked) if asked else max(1, count // EXTENTS[EXTENT]))

@@ -1,12 +1,14 @@
-"""Run the tests over several processes and print counts that a machine can read.
+"""Run the tests over all cores and print counts that a machine can read: `python3 -m tests`.
 
-`python3 -m tests.run [--jobs N] [--slowest N] [MODULE ...]`. The last line is `N passed, N failed, N skipped`, from
-the runner's own counts: one test method counts once, however many subtests of it fail.
+`python3 -m tests [--jobs N] [--slowest N] [MODULE ...]`. The last line is `N passed, N failed, N skipped`, from
+the runner's own counts: one test method counts once, however many subtests of it fail. `tests/extent.py` says what a
+run takes in and what it leaves to `.ci/run`.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import multiprocessing
 import os
@@ -26,6 +28,15 @@ import servesim
 ROOT = Path(__file__).resolve().parent.parent
 
 
+Took = tuple[float, float, str]
+"""What one test took: seconds of CPU, its processes' included, seconds of the clock, and its name."""
+
+
+def cpu_s() -> float:
+    """Return the CPU seconds of this process and of those that it has waited for."""
+    return sum(os.times()[:4])
+
+
 @dataclass
 class Outcome:
     """What became of one module's tests."""
@@ -35,7 +46,7 @@ class Outcome:
     failed: int = 0
     skipped: int = 0
     trouble: list[str] = field(default_factory=list)
-    times: list[tuple[float, str]] = field(default_factory=list)
+    times: list[Took] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
 
 
@@ -47,17 +58,21 @@ class CountingResult(unittest.TestResult):
         self.passed = 0
         self.bad: set[str] = set()
         self.trouble: list[str] = []
-        self.times: list[tuple[float, str]] = []
-        self._started = 0.0
+        self.times: list[Took] = []
+        self._started = 0.0, 0.0
 
     def startTest(self, test: unittest.TestCase) -> None:  # noqa: N802
         super().startTest(test)
-        self._started = time.perf_counter()
+        self._started = cpu_s(), time.perf_counter()
+
+    def stopTest(self, test: unittest.TestCase) -> None:  # noqa: N802
+        super().stopTest(test)
+        cpu, clock = self._started
+        self.times.append((cpu_s() - cpu, time.perf_counter() - clock, test.id()))
 
     def addSuccess(self, test: unittest.TestCase) -> None:  # noqa: N802
         super().addSuccess(test)
         self.passed += 1
-        self.times.append((time.perf_counter() - self._started, test.id()))
 
     def addExpectedFailure(self, test, err) -> None:  # noqa: N802
         super().addExpectedFailure(test, err)
@@ -112,6 +127,7 @@ def run_apart(modules: list[str], jobs: int) -> Iterator[Outcome]:
     for module in pkgutil.walk_packages(servesim.__path__, "servesim."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
+    gc.freeze()
     fork = multiprocessing.get_context("fork")
     waiting, running = list(reversed(modules)), {}
     while waiting or running:
@@ -136,11 +152,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("modules", nargs="*", metavar="MODULE", help="tests.test_units, ... (default: all)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
-    parser.add_argument("--slowest", type=int, default=0, metavar="N", help="also list the slowest N tests")
+    parser.add_argument("--slowest", type=int, default=0, metavar="N", help="also list the N dearest tests, by CPU")
     options = parser.parse_args()
     modules = options.modules or sorted(f"tests.{path.stem}" for path in (ROOT / "tests").glob("test_*.py"))
     passed = failed = skipped = 0
-    times: list[tuple[float, str]] = []
+    times: list[Took] = []
     reasons: Counter[str] = Counter()
     for outcome in run_apart(modules, max(1, options.jobs)):
         passed, failed, skipped = passed + outcome.passed, failed + outcome.failed, skipped + outcome.skipped
@@ -150,8 +166,8 @@ def main() -> int:
             print(text)
         if outcome.failed:
             print(f"{outcome.module}: {outcome.failed} failed", flush=True)
-    for seconds, test in sorted(times, reverse=True)[: options.slowest]:
-        print(f"{seconds:7.2f} s  {test}")
+    for cpu, clock, test in sorted(times, reverse=True)[: options.slowest]:
+        print(f"{cpu:7.2f} s of CPU {clock:7.2f} s  {test}")
     for reason, count in reasons.most_common():
         print(f"{count} skipped: {reason}")
     print(f"{passed} passed, {failed} failed, {skipped} skipped")

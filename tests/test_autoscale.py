@@ -21,7 +21,7 @@ from servesim.fleet.usage import price_of
 from servesim.runs.records import Run
 from servesim.workload.build import build_workload
 from tests.command import servesim
-from tests.extent import same_on_every_interpreter
+from tests.extent import once
 
 TARGETS = {"concurrency": 20.0, "kv": 0.05, "waiting": 1.0, "ttft_p95": 0.1}
 
@@ -55,7 +55,7 @@ class Curve(unittest.TestCase):
         return fleet, fleet.run({})
 
 
-@same_on_every_interpreter
+@once
 class Laws(Curve):
     def test_replica_hours_are_the_integral_of_the_live_replicas(self) -> None:
         for on, target in TARGETS.items():
@@ -140,7 +140,7 @@ class Laws(Curve):
             paid.append(run.scaling["replica_seconds"])
         self.assertEqual(paid, sorted(paid, reverse=True))
 
-    @same_on_every_interpreter
+    @once
     def test_a_target_of_next_to_nothing_asks_for_every_replica(self) -> None:
         for on in TARGETS:
             scaling = Scaling(minimum=1, maximum=3, on=on, target=1e-308, every_s=0.0)

@@ -12,7 +12,7 @@ from typing import Any
 from servesim.runs.reader import read_run
 from servesim.summary.summary import summarize
 from tests.command import in_shell, servesim
-from tests.extent import same_on_every_interpreter
+from tests.extent import once
 
 SMALL = ("--quiet", "--requests", "60", "--prompt-tokens", "20-400", "--output-tokens", "1-40")
 APART = ("--disagg", "1:2", "--link", "25GB/s")
@@ -96,7 +96,7 @@ class Replicas(Fleets):
         got = document("simulate", "--quiet", "--config", path, "--link", "5GB/s")["config"]
         self.assertEqual((got["disagg"], got["link_bytes_per_s"]), ("1:2", 5e9))
 
-    @same_on_every_interpreter
+    @once
     def test_the_same_seed_gives_the_same_bytes_under_any_hash_seed(self) -> None:
         flags = " ".join(SMALL)
         for fleet in (
@@ -216,7 +216,7 @@ class Sweeps(Fleets):
         self.assertEqual(got["rows"][0]["ttft_ms"], got["rows"][1]["ttft_ms"])
         self.assertLess(got["rows"][2]["tpot_ms"]["p95"], got["rows"][0]["tpot_ms"]["p95"])
 
-    @same_on_every_interpreter
+    @once
     def test_the_link_is_swept_beside_the_colocated_engines(self) -> None:
         flags = ("--quiet", "--trace", "fixtures/mixed.jsonl", "--disagg", "3:1", "--link", "10GB/s,25GB/s")
         text = servesim("sweep", *flags).out

@@ -15,7 +15,7 @@ from servesim.errors import InputError
 from servesim.fleet.simulate import simulate
 from servesim.summary.summary import summarize
 from tests.coverage_of_compare import coverage, estimates
-from tests.extent import same_on_every_interpreter
+from tests.extent import once
 from tests.runs import measured, random_simulated
 
 
@@ -100,7 +100,7 @@ class Noise(unittest.TestCase):
                     self.assertEqual((name, found), ("failed_share", Interval(0.0, 0.0)))
 
 
-@same_on_every_interpreter
+@once
 class Coverage(unittest.TestCase):
     def test_equal_runs_lie_within_their_interval_about_nine_times_of_ten(self) -> None:
         load = {"concurrency": 4, "requests": 800, "prompt_tokens": "50-500", "output_tokens": "10-60"}
@@ -183,7 +183,7 @@ class Verdicts(unittest.TestCase):
         self.assertEqual((round(got.low, 6), round(got.high, 6)), (0.05, 0.2))
 
 
-@same_on_every_interpreter
+@once
 class Gates(unittest.TestCase):
     def result(self, text: str, comparison: Comparison | None = None) -> str:
         return judge(parse_gate(text), slower() if comparison is None else comparison).result

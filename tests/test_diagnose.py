@@ -20,7 +20,7 @@ from servesim.summary.summary import summarize
 from servesim.wire.prometheus import Page, parse_page
 from tests.command import ROOT
 from tests.diagnose_cases import CASES, NOT_SIMULATED, RuleCase, metrics, run_case
-from tests.extent import same_on_every_interpreter
+from tests.extent import once
 
 CAPTURES = ROOT / "fixtures" / "captures"
 
@@ -48,7 +48,7 @@ def names(evidence: Evidence) -> list[str]:
     return [finding.rule.name for finding in findings(evidence)]
 
 
-@same_on_every_interpreter
+@once
 class EveryRule(unittest.TestCase):
     """Each row of the table, in the simulator."""
 

@@ -13,7 +13,7 @@ from typing import Any
 from servesim.live.attach import attach
 from tests import serve_case
 from tests.browser import Browser, find_chromium
-from tests.extent import same_on_every_interpreter
+from tests.extent import once
 
 ENGINE: dict[str, Any] = {"model": "llama-3.1-8b", "hardware": "l4-24gb"}
 SPEED = 10.0
@@ -36,7 +36,7 @@ class Page(serve_case.LiveServer):
         self.page = f"{self.url}/"
 
 
-@same_on_every_interpreter
+@once
 class LivePageInABrowser(unittest.TestCase):
     browser: Browser
 

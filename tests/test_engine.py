@@ -28,7 +28,7 @@ from servesim.workload.requests import Requests
 from servesim.workload.workload import OpenLoop
 from tests.case import Case, Row, StepCost
 from tests.command import in_shell, servesim
-from tests.extent import same_on_every_interpreter, seeds
+from tests.extent import once, seeds
 from tests.oracle import difference_of_runs
 from tests.random_cases import random_case
 
@@ -130,7 +130,7 @@ class Laws(unittest.TestCase):
             run = run_case(replace(case, config=replace(case.config, num_blocks=10**9)))
             self.assertEqual((run.engine.preemptions, run.engine.evictions, run.records.preempted), (0, 0, {}))
 
-    @same_on_every_interpreter
+    @once
     def test_one_sequence_at_a_time_is_the_m_d_1_queue(self) -> None:
         # Mean wait = load / (2 (1 - load)) x service: Pollaczek 1930, Khinchin 1932. A request of 3 tokens takes 3 s.
         for load, count, ahead in (

@@ -7,7 +7,7 @@ import unittest
 
 from servesim.diagnose.rules import RULES
 from tests.command import in_shell, workspace
-from tests.extent import same_on_every_interpreter
+from tests.extent import in_full
 from tests.guide_runner import Runner
 from tests.guides import fences, flags_of_block, known_flags, unknown_metrics, without_fences
 from tests.readme_commands import matches, sessions
@@ -22,7 +22,7 @@ class Outputs(unittest.TestCase):
     def test_only_what_can_be_regenerated_is_there(self) -> None:
         self.assertEqual({path.name for path in OUTPUTS.iterdir()}, set(TEXTS))
 
-    @same_on_every_interpreter
+    @in_full
     def test_every_command_prints_what_stands_below_it(self) -> None:
         for name, text in TEXTS.items():
             with workspace() as folder:
@@ -31,7 +31,7 @@ class Outputs(unittest.TestCase):
                         got = in_shell(command, folder)
                         self.assertTrue(matches(expected, got.out), f"{command} now prints\n{got.out}{got.err}")
 
-    @same_on_every_interpreter
+    @in_full
     def test_every_command_for_a_server_runs_against_serve(self) -> None:
         for name, text in TEXTS.items():
             with workspace() as folder, Runner(folder) as runner:

@@ -15,7 +15,7 @@ from servesim.summary.summary import Summary
 from servesim.workload.requests import Requests
 from servesim.workload.workload import CREDIT, OpenLoop, Retrying
 from tests.command import servesim
-from tests.extent import same_on_every_interpreter
+from tests.extent import once
 
 SPIKE = str(Path(__file__).resolve().parent.parent / "fixtures/spike.csv")
 
@@ -116,7 +116,7 @@ class Budget(unittest.TestCase):
             simulate(rate=1.0, requests=1, retry_budget=0.1)
 
 
-@same_on_every_interpreter
+@once
 class Metastable(unittest.TestCase):
     """`fixtures/spike.csv`: a minute of three times the load, then what was fine before it."""
 

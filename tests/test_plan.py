@@ -28,7 +28,7 @@ from servesim.plan.trial import EDGE, Load, Question, Row, Unit, load_of, run_tr
 from servesim.report.plan import plan_text
 from servesim.summary.slo import parse_slos
 from servesim.summary.summary import summarize
-from tests.extent import same_on_every_interpreter
+from tests.extent import once
 
 SLOS = ("ttft_p95=500ms", "tpot_p95=50ms")
 
@@ -56,7 +56,7 @@ def deployment(**server: Any) -> Deployment:
     return build_deployment(ServerSpec(**server), FleetSpec())
 
 
-@same_on_every_interpreter
+@once
 class Trials(unittest.TestCase):
     def test_every_rate_meets_the_same_requests_stretched(self) -> None:
         load = load_of(question().workload, 7)
@@ -98,7 +98,7 @@ class Trials(unittest.TestCase):
         self.assertFalse(trial.met)
 
 
-@same_on_every_interpreter
+@once
 class Edges(unittest.TestCase):
     def edge(self, asked: Question, **server: Any) -> Row:
         return work(asked, Unit(kind=EDGE, candidate=Candidate(server=ServerSpec(**server)), seed=7))
@@ -174,7 +174,7 @@ class Edges(unittest.TestCase):
             Search(probe=lambda load: None, growth=1.5, whole=True)  # type: ignore[arg-type,return-value]
 
 
-@same_on_every_interpreter
+@once
 class Plans(unittest.TestCase):
     def test_the_cheapest_is_chosen_and_confirmed_on_fresh_seeds(self) -> None:
         spec = spec_of(

@@ -19,7 +19,7 @@ from servesim.report.renderers import RENDERERS
 from servesim.workload.arrivals import ARRIVALS
 from servesim.workload.traces.trace import TRACE_FORMATS
 from tests.command import ROOT, in_shell, workspace
-from tests.extent import same_on_every_interpreter
+from tests.extent import in_full
 from tests.guide_runner import Runner
 from tests.guides import fences, flags_of_block, known_flags, unknown_metrics, without_fences
 from tests.readme_commands import matches, sessions
@@ -30,7 +30,7 @@ _HEADING = re.compile(r"^##+ (.*)$", re.MULTILINE)
 
 
 class Readme(unittest.TestCase):
-    @same_on_every_interpreter
+    @in_full
     def test_every_command_prints_what_stands_below_it(self) -> None:
         found = sessions(TEXT)
         self.assertGreater(len(found), 5)
@@ -40,7 +40,7 @@ class Readme(unittest.TestCase):
                     got = in_shell(command, folder).out
                     self.assertTrue(matches(expected, got), f"{command} now prints\n{got}")
 
-    @same_on_every_interpreter
+    @in_full
     def test_every_command_that_is_marked_to_run_runs(self) -> None:
         blocks = [body for kind, body in fences(TEXT) if kind == "sh run"]
         self.assertGreater(len(blocks), 3)

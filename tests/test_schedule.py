@@ -11,7 +11,7 @@ from servesim import simulate
 from servesim.errors import InputError
 from servesim.workload.arrivals import RateSchedule, draw_arrivals, draw_scheduled, read_schedule, schedule_of
 from tests.command import servesim
-from tests.extent import same_on_every_interpreter
+from tests.extent import once
 
 ROOT = Path(__file__).resolve().parent.parent
 DAY = RateSchedule((0.0, 100.0, 300.0, 400.0), (2.0, 10.0, 10.0, 2.0))
@@ -36,7 +36,7 @@ class Rescaling(unittest.TestCase):
             for here, there in zip(scheduled, steady, strict=True):
                 self.assertAlmostEqual(here, there, places=6)
 
-    @same_on_every_interpreter
+    @once
     def test_poisson_counts_have_the_mean_and_the_variance_of_the_integral(self) -> None:
         windows = ((0.0, 50.0, 200.0), (100.0, 200.0, 1000.0), (350.0, 400.0, 200.0))
         counts: dict[float, list[int]] = {begin: [] for begin, _, _ in windows}

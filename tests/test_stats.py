@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from servesim import stats
 from servesim.stats import PERCENTILES, Tally, Values, Weighted, describe, nearest_rank
-from tests.extent import same_on_every_interpreter
+from tests.extent import once
 
 
 def textbook_rank(percentile: str, count: int) -> int:
@@ -18,7 +18,7 @@ def textbook_rank(percentile: str, count: int) -> int:
 
 
 class Ranks(unittest.TestCase):
-    @same_on_every_interpreter
+    @once
     def test_a_rank_is_the_textbooks_at_every_count(self):
         for count in [*range(1, 220), 1000, 2000, 9999, 10_000]:
             for percentile in ("0.1", "25", "50", "90", "95", "99", "99.9", "99.99", "100"):

@@ -10,7 +10,7 @@ import unittest
 from collections import Counter
 
 from tests.command import ROOT
-from tests.extent import same_on_every_interpreter
+from tests.extent import once
 
 MODULES = sorted((ROOT / "servesim").rglob("*.py"))
 USED_ELSEWHERE = {
@@ -30,7 +30,7 @@ def functions(tree: ast.AST) -> list[ast.FunctionDef]:
     return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
 
 
-@same_on_every_interpreter
+@once
 class Tidy(unittest.TestCase):
     def test_every_name_is_used_by_the_package_itself(self) -> None:
         texts = {path: path.read_text(encoding="utf-8") for path in MODULES}

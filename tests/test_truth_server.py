@@ -12,10 +12,10 @@ import unittest
 from collections.abc import Callable
 
 from tests.bench_client import Truth, measure_case
-from tests.extent import same_on_every_interpreter
+from tests.extent import once
 
 
-@same_on_every_interpreter
+@once
 class TruthTest(unittest.TestCase):
     def check(self, case: dict, laws: dict[str, Callable[[Truth], bool]]) -> None:
         """Run the case until all laws hold, at most three times; fail with what was wrong in the last."""
