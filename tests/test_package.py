@@ -37,7 +37,6 @@ MISPLACED = {
 
 CIRCLES = [
     [f"engine.{name}" for name in "admission arrivals compressed engine finalise laws observation scheduler".split()],
-    ["engine.chain", "engine.sequence", "engine.tiers"],
 ]
 """Files of the engine that still import each other in a circle."""
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from servesim.errors import InputError
-from servesim.workload.requests import Requests
+
+if TYPE_CHECKING:  # limits are wanted by commands that simulate nothing
+    from servesim.workload.requests import Requests
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -34,7 +36,7 @@ RULES: dict[str, Rules] = {
 
 
 Key = tuple[Any, ...]
-KeyFunction = Callable[[Requests, "array[int]", int], Key]
+KeyFunction = Callable[["Requests", "array[int]", int], Key]
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

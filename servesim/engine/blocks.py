@@ -23,14 +23,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
-from servesim.engine.chain import Block, Chain, Extent
+from servesim.engine.chain import Block, Chain, Extent, Holder
+from servesim.engine.sequence import Sequence
+from servesim.engine.tiers import Tiers
 from servesim.workload.requests import OPEN_END, Content
-
-if TYPE_CHECKING:
-    from servesim.engine.sequence import Sequence
-    from servesim.engine.tiers import Tiers
 
 MANY_CHAINS = 4096
 
@@ -71,7 +68,7 @@ class BlockPool:
         *,
         keyless_to_front: bool = True,
         key_lag: int = 0,
-        holders: Callable[[], Iterable[Sequence]] | None = None,
+        holders: Callable[[], Iterable[Holder]] | None = None,
         tiers: Tiers | None = None,
     ) -> None:
         self.num_blocks = num_blocks
@@ -219,7 +216,7 @@ class BlockPool:
                 break
         return hits, lying
 
-    def hold(self, sequence: Sequence, hits: int) -> None:
+    def hold(self, sequence: Holder, hits: int) -> None:
         """Make `sequence`, which holds nothing, a holder of the `hits` blocks that `look_up` found."""
         sequence.keyed = hits
         for chain, end in sequence.segments:
@@ -248,7 +245,7 @@ class BlockPool:
                     chain.extents.pop()
                     del self._lru[extent]
 
-    def give_keys(self, sequence: Sequence, keyed: int, tick: int, order: int = LAST) -> None:
+    def give_keys(self, sequence: Holder, keyed: int, tick: int, order: int = LAST) -> None:
         """Give keys to the first `keyed` blocks of `sequence`, as far as another request could hit them.
 
         `order` is the place in `running` up to which this step's decodes stand behind `tick`: those before it have had
@@ -263,13 +260,13 @@ class BlockPool:
             else:
                 sequence.keyed = keyed
 
-    def follow(self, sequence: Sequence) -> None:
+    def follow(self, sequence: Holder) -> None:
         """From now on `sequence` decodes: chains that it still fills are brought up to date on demand."""
         for chain, end in sequence.segments:
             if end > sequence.keyed:
                 chain.tips.append(sequence)
 
-    def settle(self, sequence: Sequence, keyed: int, tick: int, order: int = LAST) -> None:
+    def settle(self, sequence: Holder, keyed: int, tick: int, order: int = LAST) -> None:
         """Bring the keys of `sequence` up to date for the last time: it stops decoding."""
         if keyed > sequence.keyed:
             self.give_keys(sequence, keyed, tick, order)
@@ -277,13 +274,13 @@ class BlockPool:
             if sequence in chain.tips:
                 chain.tips.remove(sequence)
 
-    def settle_chains(self, sequence: Sequence, tick: int) -> None:
+    def settle_chains(self, sequence: Holder, tick: int) -> None:
         """Bring the chains along which `sequence` decodes up to date, before its clock is moved."""
         for chain, _ in sequence.segments:
             if chain.tips:
                 self._catch_up(chain, tick, LAST)
 
-    def release(self, sequence: Sequence, blocks: int) -> None:
+    def release(self, sequence: Holder, blocks: int) -> None:
         """Give back all `blocks` of `sequence`, last to first; those that keep a key can be hit until taken."""
         keyed = sequence.keyed
         segments = sequence.segments
@@ -309,7 +306,7 @@ class BlockPool:
                 chain.extents.append(extent)
                 self._append(extent)
 
-    def keep_for_resume(self, sequence: Sequence) -> None:
+    def keep_for_resume(self, sequence: Holder) -> None:
         """Make the private keyed blocks of `sequence` a chain of its own, which it can hit when it comes back."""
         own = sequence.segments[-1][1] if sequence.segments else 0
         if sequence.keyed > own:
@@ -342,7 +339,7 @@ class BlockPool:
         for _, _, after, tip in earned:
             self._key(tip, after)
 
-    def _key(self, sequence: Sequence, keyed: int) -> None:
+    def _key(self, sequence: Holder, keyed: int) -> None:
         for chain, end in sequence.segments:
             first = sequence.keyed if sequence.keyed > chain.start else chain.start
             after = keyed if keyed < end else end

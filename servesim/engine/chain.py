@@ -1,13 +1,32 @@
-"""What a block pool counts instead of blocks: runs of free blocks, and the blocks that hold one stream's content."""
+"""What a block pool counts instead of blocks: runs of free blocks, the blocks that hold one stream's content, and who
+holds them.
+
+All of these point at each other, so they stand together; what is done with them is `blocks` and `tiers`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from servesim.engine.sequence import Sequence
-    from servesim.engine.tiers import Stretch
+
+class Holder:
+    """What the pool knows of a sequence that holds blocks; the rest of it is `sequence.Sequence`."""
+
+    __slots__ = ("_singles", "base", "keyed", "order", "segments")
+
+    def __init__(self) -> None:
+        self.order = 0  # its place in `running`: later admissions have larger numbers
+        self.base = 0  # while it decodes: its computed tokens, less the decode clock
+        self.keyed = 0  # how many of its first blocks have keys, as last brought up to date
+        self.segments: tuple[tuple[Chain, int], ...] = ()  # (chain, the block where the chain's part of it ends)
+        self._singles: dict[Chain, list[Block]] | None = None
+
+    @property
+    def singles(self) -> dict[Chain, list[Block]]:
+        """Its blocks of the chains that were broken up; few sequences ever have any."""
+        if self._singles is None:
+            self._singles = {}
+        return self._singles
 
 
 class Block:
@@ -46,11 +65,11 @@ class Chain:
         self.start = self.alive = self.held = start
         self.depths: dict[int, int] = {}
         self.extents: list[Extent] = []
-        self.tips: list[Sequence] = []  # sequences that decode along it
-        self.below: Stretch | None = None  # what the tiers below the cache have of it
+        self.tips: list[Holder] = []  # sequences that decode along it
+        self.below: OffloadedTail | None = None  # what the tiers below the cache have of it
         self.table: list[list[Block]] | None = None  # broken up: the blocks with each key, oldest key first
 
-    def has_tip_beside(self, sequence: Sequence) -> bool:
+    def has_tip_beside(self, sequence: Holder) -> bool:
         """Tell whether a sequence other than this one decodes along the chain."""
         tips = self.tips
         return bool(tips) and (len(tips) > 1 or tips[0] is not sequence)
@@ -85,7 +104,7 @@ class Chain:
             self.table[block.index - self.start].remove(block)
         del extent.blocks[:count]
 
-    def break_up(self, holders: Iterable[Sequence]) -> None:
+    def break_up(self, holders: Iterable[Holder]) -> None:
         """Turn the chain into single blocks: one of them is about to exist twice."""
         table = [[Block(index, 0)] for index in range(self.start, self.alive)]
         for sequence in holders:
@@ -105,3 +124,24 @@ class Chain:
         self.table = table
         self.extents = []
         self.depths = {}
+
+
+class OffloadedRun:
+    """Blocks that were evicted together, deepest first; `chain` is None if nobody can hit them."""
+
+    __slots__ = ("chain", "size")
+
+    def __init__(self, chain: Chain | None, size: int) -> None:
+        self.chain = chain
+        self.size = size
+
+
+class OffloadedTail:
+    """What the tiers below the pool have of one chain: from block `start` on, `sizes` blocks tier by tier."""
+
+    __slots__ = ("runs", "sizes", "start")
+
+    def __init__(self, tiers: int) -> None:
+        self.start = 0
+        self.sizes = [0] * tiers
+        self.runs: list[list[OffloadedRun]] = [[] for _ in range(tiers)]  # deepest first

@@ -12,23 +12,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence as Listing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from servesim.config.engine import TierConfig
-
-if TYPE_CHECKING:
-    from servesim.engine.chain import Chain
-    from servesim.engine.sequence import Sequence
-
-
-class Fallen:
-    """Blocks that fell together, deepest first; `chain` is None if nobody can hit them."""
-
-    __slots__ = ("chain", "size")
-
-    def __init__(self, chain: Chain | None, size: int) -> None:
-        self.chain = chain
-        self.size = size
+from servesim.engine.chain import Chain, Holder, OffloadedRun, OffloadedTail
 
 
 class Tier:
@@ -38,20 +25,9 @@ class Tier:
 
     def __init__(self, config: TierConfig) -> None:
         self.config = config
-        self.lru: OrderedDict[Fallen, None] = OrderedDict()
+        self.lru: OrderedDict[OffloadedRun, None] = OrderedDict()
         self.used = self.peak = 0
         self.fallen = self.fetched = self.dropped = 0  # blocks: came in, went back up, fell out
-
-
-class Stretch:
-    """What the tiers have of one chain: from block `start` on, `sizes` blocks tier by tier."""
-
-    __slots__ = ("extents", "sizes", "start")
-
-    def __init__(self, tiers: int) -> None:
-        self.start = 0
-        self.sizes = [0] * tiers
-        self.extents: list[list[Fallen]] = [[] for _ in range(tiers)]
 
 
 class Tiers:
@@ -64,7 +40,7 @@ class Tiers:
         """Take in `count` blocks that were just evicted: of `chain` those that follow what is still alive of it."""
         if chain is not None:
             if chain.below is None:
-                chain.below = Stretch(len(self.tiers))
+                chain.below = OffloadedTail(len(self.tiers))
             chain.below.start = chain.alive
         self._fall(0, chain, count)
 
@@ -72,13 +48,13 @@ class Tiers:
         if level == len(self.tiers):
             return
         tier = self.tiers[level]
-        fallen = Fallen(chain, count)
+        fallen = OffloadedRun(chain, count)
         tier.lru[fallen] = None
         tier.used += count
         tier.fallen += count
         if chain is not None and chain.below is not None:
             chain.below.sizes[level] += count
-            chain.below.extents[level].append(fallen)
+            chain.below.runs[level].append(fallen)
         limit = tier.config.blocks
         while limit is not None and tier.used > limit:
             oldest = next(iter(tier.lru))
@@ -88,7 +64,7 @@ class Tiers:
             self._fall(level + 1, oldest.chain, out)
         tier.peak = max(tier.peak, tier.used)
 
-    def _take(self, level: int, fallen: Fallen, count: int, end: int) -> None:
+    def _take(self, level: int, fallen: OffloadedRun, count: int, end: int) -> None:
         """Take `count` blocks of `fallen` out of a tier; it lies at the `end` (0: deep, -1: shallow) of its chain's."""
         tier = self.tiers[level]
         tier.used -= count
@@ -98,22 +74,22 @@ class Tiers:
         if fallen.chain is not None and fallen.chain.below is not None:
             fallen.chain.below.sizes[level] -= count
             if not fallen.size:
-                fallen.chain.below.extents[level].pop(end)
+                fallen.chain.below.runs[level].pop(end)
 
-    def look_up(self, sequence: Sequence, hits: int, cap: int) -> list[int]:
+    def look_up(self, sequence: Holder, hits: int, cap: int) -> list[int]:
         """Return how many blocks behind the first `hits` each tier would bring back, `cap` blocks hit in all."""
         counts = [0] * len(self.tiers)
         for _, level, count in self._behind(sequence, hits, cap):
             counts[level] += count
         return counts
 
-    def fetch(self, sequence: Sequence, hits: int, cap: int) -> None:
+    def fetch(self, sequence: Holder, hits: int, cap: int) -> None:
         """Bring back what `look_up` found: the blocks are no longer here."""
         for chain, level, count in list(self._behind(sequence, hits, cap)):
             self.tiers[level].fetched += count
             self._take_shallow(chain, level, count)
 
-    def _behind(self, sequence: Sequence, hits: int, cap: int) -> list[tuple[Chain, int, int]]:
+    def _behind(self, sequence: Holder, hits: int, cap: int) -> list[tuple[Chain, int, int]]:
         found: list[tuple[Chain, int, int]] = []
         for chain, end in sequence.segments:
             if hits >= end:
@@ -138,7 +114,7 @@ class Tiers:
         assert chain.below is not None
         chain.below.start += count
         while count:
-            fallen = chain.below.extents[level][-1]
+            fallen = chain.below.runs[level][-1]
             taken = min(fallen.size, count)
             self._take(level, fallen, taken, -1)
             count -= taken
@@ -155,8 +131,8 @@ class Tiers:
     def forget(self, chain: Chain) -> None:
         """Make a chain's blocks here unhittable: it was broken up, and single blocks are not kept below."""
         if chain.below is not None:
-            for extents in chain.below.extents:
-                for fallen in extents:
+            for runs in chain.below.runs:
+                for fallen in runs:
                     fallen.chain = None
             chain.below = None
 
