@@ -27,10 +27,9 @@ from typing import Any
 
 from servesim.config.build import Server, build_server
 from servesim.config.server import ServerSpec
-from servesim.config.workload import WorkloadSpec
+from servesim.config.workload import WorkloadSpec, drive, load_requests
 from servesim.engine.engine import Engine
 from servesim.runs.records import Run
-from servesim.workload.build import drive, load_requests
 from servesim.workload.requests import Requests
 from tests.readme_tables import put_table
 from tests.reference import Reference

@@ -13,13 +13,12 @@ from servesim import simulate, summarize
 from servesim.config.build import build_server
 from servesim.config.fleet import FleetSpec
 from servesim.config.server import ServerSpec
-from servesim.config.workload import WorkloadSpec
+from servesim.config.workload import WorkloadSpec, build_workload
 from servesim.errors import InputError
 from servesim.fleet.autoscale import FIGURES, ScaledFleet, Scaling
 from servesim.fleet.fleet import Fleet, Kind
 from servesim.fleet.usage import price_of
 from servesim.runs.records import Run
-from servesim.workload.build import build_workload
 from tests.command import servesim
 from tests.extent import once
 

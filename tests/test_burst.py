@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from servesim.config.engine import EngineConfig
-from servesim.config.workload import WorkloadSpec
+from servesim.config.workload import WorkloadSpec, build_workload
 from servesim.runs.records import Run
-from servesim.workload.build import build_workload
 from tests.reference import Reference
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"

@@ -15,7 +15,7 @@ from servesim.catalog.models import find_model
 from servesim.config.build import build_server
 from servesim.config.engine import AdapterConfig
 from servesim.config.server import ServerSpec
-from servesim.config.workload import WorkloadSpec
+from servesim.config.workload import WorkloadSpec, build_workload, load_requests
 from servesim.cost.memory import adapter_bytes, adapter_params
 from servesim.engine.engine import Engine
 from servesim.errors import InputError
@@ -24,9 +24,7 @@ from servesim.runs.records import Run
 from servesim.runs.writer import write_run
 from servesim.summary.classes import jain
 from servesim.summary.slo import parse_slo, parse_slos
-from servesim.workload.build import build_workload
 from servesim.workload.classes import parse_classes
-from servesim.workload.generate import generate_requests
 from servesim.workload.traces.trace import read_trace, write_trace
 from tests.command import servesim
 
@@ -114,7 +112,7 @@ class Parts(unittest.TestCase):
 
 class Description(unittest.TestCase):
     def test_classes_come_by_their_weights_and_with_their_own(self) -> None:
-        requests = generate_requests(WorkloadSpec(concurrency=1, requests=4000, classes=MIXED, adapters=3))
+        requests = load_requests(WorkloadSpec(concurrency=1, requests=4000, classes=MIXED, adapters=3))
         names, adapters = requests.class_names or [], requests.adapters or []
         self.assertAlmostEqual(names.count("batch") / 4000, 0.3, delta=0.03)
         for index, name in enumerate(names):

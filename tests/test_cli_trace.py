@@ -15,8 +15,7 @@ from collections import Counter
 from pathlib import Path
 from unittest import mock
 
-from servesim.config.workload import WorkloadSpec
-from servesim.workload.build import build_workload
+from servesim.config.workload import WorkloadSpec, build_workload
 from servesim.workload.requests import OPEN_END, Requests
 from servesim.workload.reshape import at_rate, at_speed, sample, window
 from servesim.workload.traces.describe import describe_trace

@@ -12,7 +12,7 @@ from typing import Any
 from servesim.config.engine import EngineConfig
 from servesim.config.fleet import FleetSpec
 from servesim.config.server import ServerSpec
-from servesim.config.workload import WorkloadSpec
+from servesim.config.workload import WorkloadSpec, load_requests
 from servesim.cost.model import COST_MODELS
 from servesim.engine.engine import Engine
 from servesim.engine.sequence import ENDED
@@ -24,7 +24,6 @@ from servesim.fleet.simulate import run_deployment, simulate
 from servesim.runs.records import Outcome, Run
 from servesim.summary.metrics import STAGES, moments
 from servesim.summary.summary import Summary, summarize
-from servesim.workload.build import load_requests
 from servesim.workload.workload import OpenLoop
 from tests.case import Case, Row, StepCost
 from tests.command import ROOT

@@ -12,11 +12,10 @@ from servesim import simulate, summarize
 from servesim.config.build import build_server
 from servesim.config.engine import TierConfig
 from servesim.config.server import ServerSpec
-from servesim.config.workload import WorkloadSpec
+from servesim.config.workload import WorkloadSpec, build_workload
 from servesim.engine.engine import Engine
 from servesim.errors import InputError
 from servesim.plan.sweep import stops_paying
-from servesim.workload.build import build_workload
 from tests.case import Case
 from tests.command import servesim
 from tests.extent import seeds

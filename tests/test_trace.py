@@ -16,9 +16,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from unittest import mock
 
-from servesim.config.workload import WorkloadSpec
+from servesim.config.workload import WorkloadSpec, build_workload
 from servesim.errors import InputError
-from servesim.workload.build import build_workload
 from servesim.workload.requests import Requests
 from servesim.workload.traces.fields import parse_iso
 from servesim.workload.traces.lines import MAX_LINE_BYTES

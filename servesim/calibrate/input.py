@@ -32,13 +32,12 @@ from servesim.catalog.hardware import named_hardware
 from servesim.client.setup import known_model, like_run
 from servesim.config.build import Server, build_server
 from servesim.config.server import SERVER_CHECKS, ServerSpec
-from servesim.config.workload import WorkloadSpec
+from servesim.config.workload import WorkloadSpec, build_workload, drive
 from servesim.console import reason
 from servesim.errors import InputError
 from servesim.runs.reader import read_run
 from servesim.runs.records import Outcome, Records, Run
 from servesim.units import parse_count, parse_finite
-from servesim.workload.build import build_workload, drive
 from servesim.workload.requests import Requests
 from servesim.workload.workload import Workload
 

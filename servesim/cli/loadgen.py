@@ -23,7 +23,7 @@ from servesim.client.prompts import GivenPrompt, read_prompts
 from servesim.client.run import Progress
 from servesim.client.scan import DEFAULT_REPEATS, DEFAULT_WARMUP, make_scan, scanned
 from servesim.config.loadgen import LoadSpec
-from servesim.config.workload import LOADS, WorkloadSpec
+from servesim.config.workload import LOADS, WorkloadSpec, load_requests
 from servesim.console import Console, reason
 from servesim.errors import InputError, RunError
 from servesim.interrupts import Interrupts
@@ -38,7 +38,6 @@ from servesim.report.text import summary_text
 from servesim.runs.records import Run
 from servesim.summary.slo import Slo
 from servesim.summary.summary import Summary, summarize
-from servesim.workload.build import load_requests
 from servesim.workload.requests import Requests
 from servesim.workload.traces.lines import kept_trace
 

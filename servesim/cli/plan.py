@@ -15,6 +15,7 @@ from servesim.cli.output import result_to
 from servesim.cli.parser import Group, Option, Parser
 from servesim.config.fleet import FLEET_CHECKS, FleetSpec, split
 from servesim.config.server import count, number, text
+from servesim.config.workload import load_requests
 from servesim.console import Console
 from servesim.errors import InputError
 from servesim.fleet.usage import parse_prices
@@ -26,7 +27,6 @@ from servesim.plan.sweep import grid
 from servesim.plan.trial import Question, Unit, workers
 from servesim.report.documents import document, to_json
 from servesim.report.plan import plan_text
-from servesim.workload.build import load_requests
 from servesim.workload.traces.lines import STDIN, is_pipe
 
 EXAMPLES = (

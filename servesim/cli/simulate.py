@@ -25,7 +25,7 @@ from servesim.cli.options import (
 from servesim.cli.output import ascii_only, check_output, result_to
 from servesim.cli.parser import Group, Option, Parser
 from servesim.config.server import text
-from servesim.config.workload import LOADS
+from servesim.config.workload import LOADS, drive, load_requests
 from servesim.console import Console
 from servesim.engine.simulate import watch_terms
 from servesim.errors import InputError
@@ -40,7 +40,6 @@ from servesim.runs.records import Run
 from servesim.runs.writer import RunWriter, write_lines
 from servesim.summary.classes import check_classes
 from servesim.summary.summary import Summary, summarize
-from servesim.workload.build import drive, load_requests
 
 EXAMPLES = (
     "servesim simulate --hardware l4-24gb --trace fixtures/burst.jsonl --prefix-caching",

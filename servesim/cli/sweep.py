@@ -18,7 +18,7 @@ from servesim.client.scan import DEFAULT_REPEATS, Scan, make_scan, scanned
 from servesim.config.build import DECIDED
 from servesim.config.fleet import FLEET_CHECKS
 from servesim.config.server import SERVER_CHECKS, count
-from servesim.config.workload import LOADS
+from servesim.config.workload import LOADS, load_requests
 from servesim.console import Console
 from servesim.fleet.build import build_deployment
 from servesim.interrupts import Interrupts
@@ -39,7 +39,6 @@ from servesim.report.documents import sweep_document, to_json
 from servesim.report.sweep import pays_text, scan_json, scan_text, sweep_text
 from servesim.report.terminal import plot_rows
 from servesim.summary.summary import Summary
-from servesim.workload.build import load_requests
 from servesim.workload.traces.lines import kept_trace
 
 LINK = "link_bytes_per_s"

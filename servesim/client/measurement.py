@@ -33,12 +33,11 @@ from servesim.client.setup import pick_model, read_setup
 from servesim.client.shares import deal
 from servesim.client.window import gauge_sample, server_window, wanted_names
 from servesim.config.loadgen import LoadSpec
-from servesim.config.workload import WorkloadSpec
+from servesim.config.workload import WorkloadSpec, drive, load_requests
 from servesim.errors import RunError
 from servesim.interrupts import Interrupts
 from servesim.runs.records import Outcome, Records, Run
 from servesim.runs.writer import RunWriter
-from servesim.workload.build import drive, load_requests
 from servesim.workload.requests import Requests
 from servesim.workload.workload import ClosedLoop, Workload
 

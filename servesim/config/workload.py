@@ -1,19 +1,24 @@
-"""The description of a workload: every option, checked, in one frozen value that is also the JSON `config`."""
+"""A workload: every option, checked, in one frozen value that is also the JSON `config`, and what is built from it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from array import array
+from copy import copy
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from servesim.errors import InputError
 from servesim.units import parse_count, parse_finite, shown, suggest
-from servesim.workload.arrivals import MAX_REQUESTS, check_arrivals
+from servesim.workload.arrivals import MAX_REQUESTS, check_arrivals, draw_arrivals, draw_scheduled, read_schedule
 from servesim.workload.classes import parse_classes
+from servesim.workload.generate import RequestMix, generate_requests
 from servesim.workload.lengths import MAX_TOKENS, parse_lengths
+from servesim.workload.requests import Requests
+from servesim.workload.reshape import at_speed
 from servesim.workload.traces.fields import MAX_SPAN_S, TIME_UNITS
-from servesim.workload.traces.trace import TRACE_FORMATS
+from servesim.workload.traces.trace import TRACE_FORMATS, Trace, read_trace
+from servesim.workload.workload import ClosedLoop, OpenLoop, Retrying, SessionLoop, Workload
 
 DEFAULT_REQUESTS = 256
 DEFAULT_PROMPT_TOKENS = "256-1024"
@@ -97,21 +102,12 @@ class WorkloadSpec:
             parse_classes(self.classes)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the options as JSON values; `WorkloadSpec.from_dict` gives the same workload back."""
+        """Return the options as JSON values; `WorkloadSpec(**values)` gives the same workload back."""
         options = asdict(self)
         for field in fields(self):
             if field.name in SAID_WHEN_USED and options[field.name] == field.default:
                 del options[field.name]
         return options
-
-    @classmethod
-    def from_dict(cls, options: Mapping[str, Any]) -> WorkloadSpec:
-        """Return the workload of a configuration that was saved, refusing options that do not exist."""
-        known = [field.name for field in fields(cls)]
-        for name in options:
-            if name not in known:
-                raise suggest("workload option", str(name), known)
-        return cls(**options)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -182,3 +178,96 @@ class WorkloadSpec:
             self._set(name, parse_lengths(getattr(self, name), name).text)
         if parse_lengths(self.turns, "turns").high > MAX_TURNS:
             raise InputError(f"turns is {self.turns!r}, must be bounded by {MAX_TURNS:,} turns or fewer")
+
+
+def build_workload(spec: WorkloadSpec, notes: list[str] | None = None) -> Workload:
+    """Return a new workload for one run; `notes` receives what a person should know about the input.
+
+    Raises InputError for a trace that cannot be read or understood.
+    """
+    return drive(spec, load_requests(spec, notes))
+
+
+def load_requests(spec: WorkloadSpec, notes: list[str] | None = None) -> Requests:
+    """Return the requests of `spec`, generated or read. They depend on the seed and the trace, not on who is served
+    when, so that a sweep may load them once and `drive` them many times."""
+    if spec.trace is None:
+        return _generated(spec)
+    trace = _read_trace(spec)
+    if notes is not None:
+        notes.append(trace.describe())
+        notes.extend(trace.notes)
+    return trace.requests
+
+
+def _generated(spec: WorkloadSpec) -> Requests:
+    """Return the requests of a `spec` without a trace. With turns, its rate is that at which sessions begin."""
+    mix = RequestMix(
+        seed=spec.seed,
+        requests=spec.requests,
+        prompt_tokens=parse_lengths(spec.prompt_tokens, "prompt_tokens"),
+        output_tokens=parse_lengths(spec.output_tokens, "output_tokens"),
+        turns=parse_lengths(spec.turns, "turns"),
+        think_s=spec.think_s,
+        shared_prefix_tokens=spec.shared_prefix_tokens,
+        prefixes=spec.prefixes,
+        priorities=spec.priorities,
+        adapters=spec.adapters,
+        classes=() if spec.classes is None else parse_classes(spec.classes),
+    )
+    return generate_requests(mix, _starts(spec))
+
+
+def _starts(spec: WorkloadSpec) -> array[float] | None:
+    """Return when requests, or sessions, begin in an open loop; None in a closed one."""
+    if spec.rate_schedule is not None:
+        return draw_scheduled(
+            str(spec.arrivals),
+            read_schedule(spec.rate_schedule),
+            seed=spec.seed,
+            burstiness=spec.burstiness,
+            count=spec.requests,
+            until_s=spec.duration_s,
+        )
+    if spec.rate is None:
+        return None
+    return draw_arrivals(
+        str(spec.arrivals),
+        rate=spec.rate,
+        seed=spec.seed,
+        burstiness=spec.burstiness,
+        ramp_s=spec.ramp_s,
+        count=spec.requests,
+        until_s=spec.duration_s,
+    )
+
+
+def _read_trace(spec: WorkloadSpec) -> Trace:
+    """Return the trace of `spec`, with its arrivals at the speed asked for."""
+    trace = read_trace(
+        str(spec.trace),
+        trace_format=spec.trace_format,
+        time_unit=spec.time_unit,
+        skip_bad_rows=spec.skip_bad_rows,
+        arrivals_required=spec.concurrency is None,
+        limit=spec.requests,
+    )
+    return trace if spec.speed == 1.0 else replace(trace, requests=at_speed(trace.requests, spec.speed))
+
+
+def drive(spec: WorkloadSpec, requests: Requests) -> Workload:
+    """Return a new workload over `requests`, whose columns it shares but for the arrivals, which are its own."""
+    requests = copy(requests)
+    requests.arrival_s = requests.arrival_s[:]
+    workload: Workload
+    if requests.sessions is not None:
+        workload = SessionLoop(
+            requests, concurrency=spec.concurrency, stagger_s=spec.stagger_s, duration_s=spec.duration_s
+        )
+    elif spec.concurrency is not None:
+        workload = ClosedLoop(requests, spec.concurrency, stagger_s=spec.stagger_s, duration_s=spec.duration_s)
+    else:
+        workload = OpenLoop(requests, duration_s=spec.duration_s)
+    if spec.retries:
+        workload = Retrying(workload, retries=spec.retries, backoff_s=spec.backoff_s, budget=spec.retry_budget)
+    return workload

@@ -15,13 +15,12 @@ from typing import Protocol
 
 from servesim.config.build import Server
 from servesim.config.server import seconds
-from servesim.config.workload import WorkloadSpec
+from servesim.config.workload import WorkloadSpec, build_workload
 from servesim.cost.model import CostModel, FloorWatch
 from servesim.cost.terms import TermWatch
 from servesim.engine.engine import Engine
 from servesim.engine.observation import Observation
 from servesim.runs.records import Run
-from servesim.workload.build import build_workload
 from servesim.workload.workload import Delayed, Workload
 
 WATCHED_EVERY_S = 0.05  # of real time, about

@@ -8,7 +8,7 @@ from typing import Any
 
 from servesim.config.fleet import FLEET_CHECKS, FleetSpec
 from servesim.config.server import SERVER_CHECKS, ServerSpec, seconds
-from servesim.config.workload import LOADS, WorkloadSpec
+from servesim.config.workload import LOADS, WorkloadSpec, build_workload
 from servesim.engine.observation import Observation
 from servesim.engine.simulate import Watch, advance_watched, arriving, judge_floor, run_workload
 from servesim.fleet.build import Deployment, build_deployment
@@ -16,7 +16,6 @@ from servesim.fleet.fleet import Fleet
 from servesim.fleet.usage import usage
 from servesim.runs.records import Run
 from servesim.units import suggest
-from servesim.workload.build import build_workload
 from servesim.workload.workload import Workload
 
 DEFAULT_CONCURRENCY = 8

@@ -31,7 +31,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from servesim.config.build import Server
-from servesim.config.workload import WorkloadSpec
+from servesim.config.workload import WorkloadSpec, drive, load_requests
 from servesim.diagnose.binding import binding_of, busiest_part
 from servesim.engine.engine import Engine
 from servesim.engine.simulate import arriving
@@ -44,7 +44,6 @@ from servesim.stats import Sample, Values, nearest_rank
 from servesim.summary.latency import LATENCIES, Completed, pooled_gaps
 from servesim.summary.slo import Slo, SloResult, judge
 from servesim.summary.summary import summarize
-from servesim.workload.build import drive, load_requests
 from servesim.workload.requests import Requests
 from servesim.workload.workload import OpenLoop, Workload
 
