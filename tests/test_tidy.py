@@ -15,6 +15,7 @@ from tests.extent import once
 MODULES = sorted((ROOT / "servesim").rglob("*.py"))
 USED_ELSEWHERE = {
     "makefile": "http.client calls it",
+    "readinto": "io.BufferedReader calls it",
     "BUDGETS": "the tests hold the remedies against it",
     "DEFAULT_HARDWARE": "the tests hold the options' default against it",
     "DEFAULT_MODEL": "the tests hold the options' default against it",

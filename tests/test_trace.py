@@ -18,9 +18,9 @@ from unittest import mock
 
 from servesim.config.workload import WorkloadSpec, build_workload
 from servesim.errors import InputError
+from servesim.inputs import MAX_LINE_BYTES
 from servesim.workload.requests import Requests
 from servesim.workload.traces.fields import parse_iso
-from servesim.workload.traces.lines import MAX_LINE_BYTES
 from servesim.workload.traces.trace import TRACE_FORMATS, Trace, read_trace, write_trace
 from tests.extent import seeds
 

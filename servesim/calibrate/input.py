@@ -33,8 +33,8 @@ from servesim.client.setup import known_model, like_run
 from servesim.config.build import Server, build_server
 from servesim.config.server import SERVER_CHECKS, ServerSpec
 from servesim.config.workload import WorkloadSpec, build_workload, drive
-from servesim.console import reason
 from servesim.errors import InputError
+from servesim.inputs import Kind, recognise
 from servesim.runs.reader import read_run
 from servesim.runs.records import Outcome, Records, Run
 from servesim.units import parse_count, parse_finite
@@ -108,7 +108,6 @@ def _device_of(name: str) -> str | None:
     return named_hardware(" ".join(words))
 
 
-MAX_BYTES = 256 * 2**20
 CACHED_MATTERS = 0.05
 WAVES = 10
 """Requests of a table's row, in units of its concurrency: what most benchmarks send."""
@@ -132,23 +131,26 @@ def read_measurements(path: str, options: Mapping[str, Any] | None = None) -> li
     Raises `InputError` for a file that is none of the four, and for a server that its options do not make.
     """
     given = dict(options or {})
-    text = _read(path)
-    first = _first_object(text)
-    if first is not None and first.get("kind") == "header":
+    file = recognise(path)
+    if file.kind is Kind.RUN:
         return [of_run(path, read_run(path), given)]
-    if first is not None and isinstance(first.get("engine"), dict) and "schema" not in first:
-        run, known = read_engine_log(path, text)
+    if not file.text.strip():
+        raise InputError(f"{path}: is empty")
+    if file.first is not None and isinstance(file.first.get("engine"), dict) and "schema" not in file.first:
+        run, known = read_engine_log(path, file.text)
         return [of_run(path, run, {**known, **given})]
-    document = _whole(text)
-    if isinstance(document, dict) and str(document.get("schema", "")).startswith("servesim."):
-        return of_report(path, document, given)
-    if document is None:
-        rows: Sequence[Any] = list(csv.DictReader(io.StringIO(text)))
-    else:
-        rows = document.get("rows", [document]) if isinstance(document, dict) else document
+    if file.kind is Kind.DOCUMENT:
+        return of_report(path, file.value, given)
+    rows, first_row = file.value, 1
+    if isinstance(rows, dict):
+        rows = rows.get("rows", [rows])
+    elif file.fault and file.text.lstrip().startswith(("{", "[")):
+        raise InputError(f"{path}: is not JSON: {file.fault}")
+    elif rows is None:
+        rows, first_row = list(csv.DictReader(io.StringIO(file.text))), 2  # the first line has the columns
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         raise InputError(f"{path}: is no saved run, report, engine log or table of measurements")
-    return [of_row(f"{path}:{number}", row, given) for number, row in enumerate(rows, 2 if document is None else 1)]
+    return [of_row(f"{path}:{number}", row, given) for number, row in enumerate(rows, first_row)]
 
 
 def of_run(label: str, run: Run, options: Options) -> Measurement:
@@ -349,31 +351,3 @@ def _server(label: str, options: Options) -> Server:
         if name not in options:
             raise InputError(f"{label}: does not say which {name} it measured; give --{name}")
     return build_server(ServerSpec(**options))
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {reason(error)}") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: is not UTF-8 text") from error
-    if len(text) > MAX_BYTES:
-        raise InputError(f"{path}: is larger than {MAX_BYTES:,} characters")
-    if not text.strip():
-        raise InputError(f"{path}: is empty")
-    return text
-
-
-def _first_object(text: str) -> dict[str, Any] | None:
-    """Return the JSON object on the first line, None where there is none."""
-    found = _whole(text.split("\n", 1)[0])
-    return found if isinstance(found, dict) else None
-
-
-def _whole(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None

@@ -16,6 +16,7 @@ and applied to the others. What had to be read into the table:
 from __future__ import annotations
 
 import csv
+import io
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -30,9 +31,9 @@ from servesim.calibrate.solver import Parameter
 from servesim.catalog.hardware import Hardware, named_hardware
 from servesim.catalog.model import Model
 from servesim.catalog.models import MODELS, REPOSITORIES
-from servesim.console import reason
 from servesim.cost.parameters import DetailedParameters
 from servesim.errors import InputError, ServesimError
+from servesim.inputs import read_text
 from servesim.units import parse_count, parse_finite
 
 PRESETS = {"Qwen/Qwen3-235B-A22B-FP8": "qwen3-235b-a22b", "deepseek-ai/DeepSeek-R1": "deepseek-v3"}
@@ -156,13 +157,10 @@ def read_groups(path: str) -> list[Group]:
 
     Raises `InputError` for a file that is no such table, with the line of a row that has no number in a number's place.
     """
+    lines = csv.DictReader(io.StringIO(read_text(path)))
     try:
-        with open(path, encoding="utf-8", newline="") as file:
-            lines = csv.DictReader(file)
-            rows = [(f"{path}:{lines.line_num}", row) for row in lines]
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {reason(error)}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
+        rows = [(f"{path}:{lines.line_num}", row) for row in lines]
+    except csv.Error as error:
         raise InputError(f"{path}: is no CSV table ({error})") from error
     if not rows:
         raise InputError(f"{path}: has no row")

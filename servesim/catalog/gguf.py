@@ -21,11 +21,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, NoReturn
 
-from servesim.catalog.json_file import Fields
+from servesim.catalog.json_fields import Fields
 from servesim.catalog.model import Attention, Experts, Model
 from servesim.catalog.weights import GGML_TYPES, WEIGHT_BYTES
-from servesim.console import reason
 from servesim.errors import InputError
+from servesim.inputs import open_binary
 from servesim.units import format_gb
 
 MAGIC = b"GGUF"
@@ -76,11 +76,8 @@ def read_gguf(path: str) -> GgufHeader:
 
     Raises `InputError` in one line for a file that is none, is cut, or contradicts itself.
     """
-    try:
-        with open(path, "rb") as file:
-            return _Reader(file, path, os.fstat(file.fileno()).st_size).header()
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {reason(error)}") from error
+    with open_binary(path) as file:
+        return _Reader(file, path, os.fstat(file.fileno()).st_size).header()
 
 
 class _Reader:

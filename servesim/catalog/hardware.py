@@ -38,8 +38,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from servesim.catalog.json_file import Fields, read_object
+from servesim.catalog.json_fields import Fields
 from servesim.errors import InputError
+from servesim.inputs import MAX_CONFIG_BYTES, read_object
 from servesim.units import GIB, suggest
 
 _DATASHEET = "peak: the datasheet's maximum power"
@@ -438,7 +439,6 @@ HARDWARE: dict[str, Hardware] = {preset.name: preset for preset in _PRESETS}
 
 
 SCHEMA = "servesim.device/1"
-MAX_BYTES = 16 * 2**20
 
 _TEXTS = ("name", "kind", "source", "date", "fitted", "fitted_for", "note", "power_source")
 _EFFICIENCY = ("mfu", "mbu", "overhead_ms")
@@ -449,7 +449,7 @@ _BESIDE = ("schema", "base", "provenance", "servesim", "command", "config", "par
 
 def read_hardware(path: str) -> Hardware:
     """Return the device in the JSON file at `path`; raise `InputError` with the file's name and the field."""
-    document = Fields(read_object(path, limit_bytes=MAX_BYTES), path)
+    document = Fields(read_object(path, limit_bytes=MAX_CONFIG_BYTES), path)
     schema = document.text("schema", default=SCHEMA)
     if schema != SCHEMA:
         raise InputError(f"{path}: schema is {schema[:60]!r}, must be {SCHEMA!r}, a device")

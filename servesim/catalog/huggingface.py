@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from servesim.catalog.json_file import Fields, read_object
+from servesim.catalog.json_fields import Fields
 from servesim.catalog.layers import (
     DEFAULTS,
     DENSE,
@@ -29,6 +29,7 @@ from servesim.catalog.layers import (
 from servesim.catalog.model import Attention, Experts, Model
 from servesim.catalog.safetensors import Weights, folder_weights
 from servesim.errors import InputError
+from servesim.inputs import MAX_CONFIG_BYTES, read_object
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32", "auto": "bf16"}
 
@@ -108,8 +109,6 @@ def _kept(ignored: Iterable[str]) -> Iterable[str]:
 def _strings(value: Any) -> list[str]:
     return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
 
-
-MAX_CONFIG_BYTES = 16 * 2**20
 
 _TEXT_PARTS = ("text_config", "llm_config", "language_config")
 _FROM_OUTSIDE = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization_config", "vocab_size")

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from servesim.catalog.json_file import Fields
+from servesim.catalog.json_fields import Fields
 from servesim.catalog.model import Attention
 from servesim.errors import InputError
 from servesim.units import shown

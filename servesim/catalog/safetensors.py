@@ -13,12 +13,12 @@ import struct
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from servesim.catalog.json_file import Fields, parse_object, read_object
+from servesim.catalog.json_fields import Fields
 from servesim.console import reason
 from servesim.errors import InputError
+from servesim.inputs import open_binary, parse_object, read_object
 
 MAX_HEADER_BYTES = 32 * 2**20  # the format allows 100 MB; a header of a real shard is under one
-MAX_INDEX_BYTES = 64 * 2**20
 MAX_SHARDS = 4096
 
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -57,7 +57,7 @@ def folder_weights(folder: str, layers: int) -> Weights | None:
         return _sum_of_headers(paths, layers)
     if index is None:
         return None
-    metadata = Fields(read_object(index, limit_bytes=MAX_INDEX_BYTES), index).part("metadata")
+    metadata = Fields(read_object(index), index).part("metadata")
     if metadata is None or metadata.get("total_size") is None:
         return None
     size = metadata.count("total_size", maximum=10**15)
@@ -69,16 +69,13 @@ def read_header(path: str) -> dict[str, tuple[str, tuple[int, ...], int]]:
 
     Raises `InputError` for a file that is cut, or whose header contradicts itself or the file's size.
     """
-    try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            start = file.read(8)
-            length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-            if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
-                raise InputError(f"{path}: is no safetensors file, or cut: a header of {length:,} bytes in {size:,}")
-            data = file.read(length)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {reason(error)}") from error
+    with open_binary(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        start = file.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
+            raise InputError(f"{path}: is no safetensors file, or cut: a header of {length:,} bytes in {size:,}")
+        data = file.read(length)
     if len(data) != length:
         raise InputError(f"{path}: is cut in its header")
     header = parse_object(data, path)
@@ -131,7 +128,7 @@ def _is_beside(name: str) -> bool:
 
 def _shards_of(index: str) -> list[str]:
     """Return the files that an index names, each once."""
-    weight_map = Fields(read_object(index, limit_bytes=MAX_INDEX_BYTES), index).part("weight_map")
+    weight_map = Fields(read_object(index), index).part("weight_map")
     names = sorted({name for name in (weight_map.values if weight_map else {}).values() if isinstance(name, str)})
     if len(names) > MAX_SHARDS or any(os.path.basename(name) != name or "\0" in name for name in names):
         raise InputError(f"{index}: names too many files, or files outside of its folder")

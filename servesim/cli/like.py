@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from servesim.client.setup import known_model, like_run
-from servesim.config.document import first_object
 from servesim.errors import InputError
+from servesim.inputs import recognise
 from servesim.report.documents import summary_document
 from servesim.runs.reader import read_run
 from servesim.summary.summary import summarize
@@ -20,7 +20,7 @@ def like_options(path: str) -> dict[str, Any]:
     A length that was asked for as one number is the one that the server counted. Raises InputError for a file that
     holds no measured run.
     """
-    document = first_object(path)
+    document = recognise(path).json_object()
     config, facts = document.get("config"), document.get("setup")
     if document.get("source") != "measured" or not isinstance(config, dict) or not isinstance(facts, dict):
         raise InputError(f"{path}: is no measured run; give a file that loadgen --save or loadgen --json wrote")
@@ -32,7 +32,7 @@ def like_options(path: str) -> dict[str, Any]:
 
 def like_note(path: str, values: dict[str, Any]) -> str:
     """Return the sentence that says what a simulation like the run in `path` takes from it, and what it cannot."""
-    document = first_object(path)
+    document = recognise(path).json_object()
     facts = document.get("setup") or {}
     told = ("model", "slots", "kv_tokens", "kv_blocks", "block_size", "max_model_len", "max_num_seqs", "rules")
     taken = ", ".join(f"{name} {values[name]}" for name in told if name in values)

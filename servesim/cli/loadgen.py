@@ -24,8 +24,9 @@ from servesim.client.run import Progress
 from servesim.client.scan import DEFAULT_REPEATS, DEFAULT_WARMUP, make_scan, scanned
 from servesim.config.loadgen import LoadSpec
 from servesim.config.workload import LOADS, WorkloadSpec, load_requests
-from servesim.console import Console, reason
+from servesim.console import Console
 from servesim.errors import InputError, RunError
+from servesim.inputs import read_text, rereadable
 from servesim.interrupts import Interrupts
 from servesim.live.loadgen import LoadPage
 from servesim.plan.search import Answer, Probe, Search
@@ -39,7 +40,6 @@ from servesim.runs.records import Run
 from servesim.summary.slo import Slo
 from servesim.summary.summary import Summary, summarize
 from servesim.workload.requests import Requests
-from servesim.workload.traces.lines import kept_trace
 
 DEFAULT_CONCURRENCY = 8
 CHARACTERS_A_TOKEN = 4  # a guess at a given text's length, until the server's usage tells
@@ -99,7 +99,7 @@ def make_plan(parser: Parser, values: dict[str, Any]) -> Plan:
     points = grid(axes)
     replayed: dict[WorkloadSpec, Requests] = {}
     notes: list[str] = []
-    with kept_trace(values.get("trace")) as trace:
+    with rereadable(values.get("trace")) as trace:
         for spec in dict.fromkeys(workload_spec(values | point) for point in points):
             if spec.trace is not None:
                 replayed[spec] = load_requests(replace(spec, trace=trace), None if replayed else notes)
@@ -127,15 +127,7 @@ def _given(values: dict[str, Any]) -> list[GivenPrompt] | None:
     if "prompt" in values:
         return [GivenPrompt(prompt=values["prompt"])]
     path = values.get("prompts")
-    if path is None:
-        return None
-    try:
-        with open(path, encoding="utf-8-sig") as file:
-            return read_prompts(file, path)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {reason(error)}") from error
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: is not UTF-8 text") from None
+    return None if path is None else read_prompts(read_text(path).split("\n"), path)
 
 
 def _describe_given(values: dict[str, Any], given: list[GivenPrompt]) -> None:

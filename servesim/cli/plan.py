@@ -19,6 +19,7 @@ from servesim.config.workload import load_requests
 from servesim.console import Console
 from servesim.errors import InputError
 from servesim.fleet.usage import parse_prices
+from servesim.inputs import STDIN, is_pipe
 from servesim.interrupts import Interrupts
 from servesim.plan.plan import Planner, PlanSpec, plan_body
 from servesim.plan.shards import ShardWriter, parse_shard, plan_digest, read_shards
@@ -27,7 +28,6 @@ from servesim.plan.sweep import grid
 from servesim.plan.trial import Question, Unit, workers
 from servesim.report.documents import document, to_json
 from servesim.report.plan import plan_text
-from servesim.workload.traces.lines import STDIN, is_pipe
 
 EXAMPLES = (
     "servesim plan --slo ttft_p95=500ms,tpot_p95=50ms --hardware h100-sxm-80gb,l40s-48gb --tensor-parallel-size 1,2",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,8 +13,9 @@ from servesim.cli.options import OUTPUT, QUIET
 from servesim.cli.output import result_to
 from servesim.cli.parser import Group, Option, Parser
 from servesim.config.server import one_of, text
-from servesim.console import Console, one_line, reason
+from servesim.console import Console, one_line
 from servesim.errors import InputError
+from servesim.inputs import Given, Kind, recognise
 from servesim.report.charts import FIGURES
 from servesim.report.input import Material, NamedRun, distinct, grid_of
 from servesim.report.renderers import RENDERERS, format_of
@@ -34,7 +34,6 @@ EXAMPLES = (
     "servesim report measured.jsonl --hardware l4-24gb --model llama-3.1-8b --format markdown",
 )
 
-MAX_BYTES = 256 * 2**20
 MAX_FILES = 12
 
 
@@ -112,9 +111,9 @@ def read_material(files: Sequence[str], slos: Sequence[Slo] = (), *, title: str 
     material = Material(title or "servesim: " + ", ".join(map(os.path.basename, files)))
     names = distinct([_stem(path) for path in files])
     for path, name in zip(files, names, strict=True):
-        document = _document(path)
-        if document is not None:
-            material.grids.append(grid_of(document, name=name, path=path))
+        given = recognise(path)
+        if given.kind is not Kind.RUN:
+            material.grids.append(grid_of(_document(given), name=name, path=path))
             continue
         saved = read_saved(path)
         asked = list(slos) or _own_slos(saved.run.config)
@@ -149,34 +148,13 @@ def _own_slos(config: Mapping[str, Any]) -> list[Slo]:
         return []
 
 
-def _document(path: str) -> dict[str, Any] | None:
-    """Return the JSON document at `path`, None where the file is a saved run or nothing that JSON can be.
-
-    A saved run's first line is a JSON object of its own; a document of servesim spans lines, or is the whole file.
-    """
-    try:
-        with open(path, "rb") as file:
-            if file.read(2) == b"\x1f\x8b":
-                return None  # only runs are read packed
-            file.seek(0)
-            first = file.readline(MAX_BYTES)
-            try:
-                head = json.loads(first)
-            except (ValueError, RecursionError):
-                head = None
-            if isinstance(head, dict) and (head.get("kind") == "header" or not head.keys() & {"rows", "requests"}):
-                return None
-            content = first + file.read(MAX_BYTES)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {reason(error)}") from error
-    try:
-        document = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        cause = one_line(str(error))[:60].lower()
-        raise InputError(f"{path}: is no JSON ({cause}); give a saved run or a document") from None
-    if not isinstance(document, dict):
-        raise InputError(f"{path}: must be a saved run or a JSON object that servesim wrote")
-    return document
+def _document(given: Given) -> dict[str, Any]:
+    if given.fault:
+        cause = one_line(given.fault)[:60]
+        raise InputError(f"{given.path}: is no JSON ({cause}); give a saved run or a document")
+    if not isinstance(given.value, dict):
+        raise InputError(f"{given.path}: must be a saved run or a JSON object that servesim wrote")
+    return given.value
 
 
 def _check_device(material: Material) -> None:

@@ -21,6 +21,7 @@ from servesim.config.server import SERVER_CHECKS, count
 from servesim.config.workload import LOADS, load_requests
 from servesim.console import Console
 from servesim.fleet.build import build_deployment
+from servesim.inputs import rereadable
 from servesim.interrupts import Interrupts
 from servesim.plan.sweep import (
     PAYS,
@@ -39,7 +40,6 @@ from servesim.report.documents import sweep_document, to_json
 from servesim.report.sweep import pays_text, scan_json, scan_text, sweep_text
 from servesim.report.terminal import plot_rows
 from servesim.summary.summary import Summary
-from servesim.workload.traces.lines import kept_trace
 
 LINK = "link_bytes_per_s"
 
@@ -125,7 +125,7 @@ def run(argv: Sequence[str]) -> int:
     if scanned(axes) and not values.keys() & {"requests", "duration_s", "trace"}:
         values["requests"] = values.get("repeat", DEFAULT_REPEATS)
     points = grid(axes)
-    with result_to(values.get("output")) as write, kept_trace(values.get("trace")) as trace:
+    with result_to(values.get("output")) as write, rereadable(values.get("trace")) as trace:
         cells = [_cell(values | point | {"trace": trace}) for point in points]
         first = cells[0]
         crosses = len(axes.get(LINK, ())) > 1

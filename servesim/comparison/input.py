@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from servesim.comparison.compare import Side, side_of
-from servesim.config.document import first_object
 from servesim.errors import InputError
+from servesim.inputs import recognise
 from servesim.runs.reader import read_saved
 from servesim.units import shown
 
@@ -19,7 +19,7 @@ from servesim.units import shown
 def read_side(name: str) -> Side:
     """Return the run or summary that `name` stands for. Raises `InputError` in one line."""
     path, hash_sign, wanted = (name, "", "") if os.path.exists(name) else name.partition("#")
-    document = first_object(path)
+    document = recognise(path).json_object()
     if document.get("kind") == "header":
         if hash_sign:
             raise InputError(f"{path}: is one saved run, which has no row {shown(wanted)}")

@@ -15,16 +15,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from servesim.catalog.json_file import read_object
 from servesim.config.server import SERVER_CHECKS, Check, ServerSpec, count, one_of, seconds, switch, text
 from servesim.errors import InputError
 from servesim.fleet.autoscale import FIGURES, Scaling
 from servesim.fleet.disaggregation import OVERLAPS, SCOPES
 from servesim.fleet.router import ROUTERS
 from servesim.fleet.usage import parse_prices
+from servesim.inputs import MAX_CONFIG_BYTES, read_object
 from servesim.units import parse_bandwidth, parse_duration, parse_finite, shown, suggest
 
-MAX_BYTES = 2**20
 MAX_REPLICAS = 10_000
 
 ROLES = {
@@ -62,7 +61,7 @@ def fleet_kinds(value: Any, name: str) -> tuple[KindSpec, ...]:
         return value
     if isinstance(value, str):
         name = text(value, name)
-        value = read_object(value, limit_bytes=MAX_BYTES)
+        value = read_object(value, limit_bytes=MAX_CONFIG_BYTES)
     listed = value.get("replicas") if isinstance(value, Mapping) else None
     if not isinstance(listed, list) or not listed or not all(isinstance(kind, dict) for kind in listed):
         raise InputError(f'{name}: must be {{"replicas": [...]}}, a list of one or more objects with a count each')

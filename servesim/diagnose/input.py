@@ -6,8 +6,6 @@ line of a real server its limits. Model and device are never guessed.
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,7 +15,6 @@ from servesim.client.window import setup_facts
 from servesim.config.build import Server, build_server
 from servesim.config.server import SERVER_CHECKS, ServerSpec
 from servesim.config.server_flags import ServerFlags, preset_of
-from servesim.console import reason
 from servesim.diagnose.diagnose import Subject
 from servesim.diagnose.evidence import (
     Evidence,
@@ -29,15 +26,12 @@ from servesim.diagnose.evidence import (
     with_server,
 )
 from servesim.errors import InputError, ServesimError
+from servesim.inputs import STDIN, Given, Kind, recognise
 from servesim.runs.reader import read_run
 from servesim.runs.writer import SCHEMA as RUN_SCHEMA
 from servesim.summary.slo import Slo
 from servesim.summary.summary import summarize
 from servesim.wire.prometheus import Page, parse_page
-
-MAX_BYTES = 256 * 2**20
-
-_RUN_BEGINS = '{"kind":"header"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +60,13 @@ def read_subjects(paths: Sequence[str], known: Known) -> tuple[list[Subject], li
     if known.flags is not None and known.flags.ignored:
         notes.append(f"not read from the flags: {', '.join(known.flags.ignored)}")
     for path in paths:
-        content = _content(path)
-        if not content.lstrip().startswith("{"):
-            pages.append(_page(path, content))
-        elif content.startswith(_RUN_BEGINS):
-            subjects.append(_of_run(path, content, known, notes))
+        given = recognise(path)
+        if given.kind is Kind.RUN:
+            subjects.append(_of_run(given, known, notes))
+        elif given.text.lstrip().startswith("{"):
+            subjects += _of_document(given, known, notes)
         else:
-            subjects += _of_document(path, content, known, notes)
+            pages.append(_page(path, given.text))
     if len(pages) > 2:
         raise InputError(f"{len(pages)} metric pages are given; give one, or the earlier and the later one")
     if pages:
@@ -80,18 +74,6 @@ def read_subjects(paths: Sequence[str], known: Known) -> tuple[list[Subject], li
     if not subjects:
         raise InputError("nothing to diagnose in the files")
     return subjects, list(dict.fromkeys(notes))
-
-
-def _content(path: str) -> str:
-    try:
-        if path == "-":
-            return sys.stdin.read(MAX_BYTES)
-        with open(path, encoding="utf-8") as file:
-            return file.read(MAX_BYTES)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {reason(error)}") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: is not UTF-8 text") from error
 
 
 def _page(path: str, content: str) -> Page:
@@ -118,19 +100,19 @@ def _of_pages(pages: Sequence[Page], known: Known, notes: list[str]) -> Subject:
     )
 
 
-def _of_run(path: str, content: str, known: Known, notes: list[str]) -> Subject:
-    if path == "-" or RUN_SCHEMA not in content[:200]:
-        raise InputError(f"{path}: is no saved run of this version in a file")
-    run = read_run(path)
-    return _of_summary(summarize(run, known.slos).as_dict(), run.config, path, known, notes)
+def _of_run(given: Given, known: Known, notes: list[str]) -> Subject:
+    if given.path == STDIN or given.json_object().get("schema") != RUN_SCHEMA:
+        raise InputError(f"{given.path}: is no saved run of this version in a file")
+    run = read_run(given.path)
+    return _of_summary(summarize(run, known.slos).as_dict(), run.config, given.path, known, notes)
 
 
-def _of_document(path: str, content: str, known: Known, notes: list[str]) -> Iterator[Subject]:
+def _of_document(given: Given, known: Known, notes: list[str]) -> Iterator[Subject]:
     """Yield the subjects of a report: one, or one for each row of a sweep."""
-    try:
-        loaded = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: is not JSON: {str(error)[:80].lower()}") from error
+    path = given.path
+    if given.fault:
+        raise InputError(f"{path}: is not JSON: {given.fault}")
+    loaded = given.value
     if "schema" not in loaded:
         raise InputError(f"{path}: is JSON but no report of simulate, loadgen or sweep; {when_told()}")
     schema, config = str(loaded.get("schema")), loaded.get("config")

@@ -14,6 +14,7 @@ from typing import IO, Any
 from servesim import __version__
 from servesim.console import reason
 from servesim.errors import InputError, RunError
+from servesim.inputs import read_text
 from servesim.plan.plan import PlanSpec
 from servesim.plan.space import digest
 from servesim.plan.trial import Row
@@ -135,15 +136,8 @@ def _check_row(where: str, row: Row) -> None:
 
 def _lines(path: str) -> tuple[list[tuple[int, dict[str, Any]]], bool]:
     """Return the numbered JSON objects of a file, and whether a line of it was cut."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            texts = file.read().split("\n")
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {reason(error)}") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: is not UTF-8 text") from error
     found, cut = [], False
-    for number, text in enumerate(texts, 1):
+    for number, text in enumerate(read_text(path).split("\n"), 1):
         if not text.strip():
             continue
         try:

@@ -14,18 +14,16 @@ in flight) the rows close up; their ids stay.
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
-import zlib
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from operator import le
-from typing import IO, Any
+from typing import Any
 
-from servesim.console import reason
 from servesim.errors import InputError
+from servesim.inputs import InputFile
 from servesim.runs.records import NAN, EngineTotals, GaugeSample, Outcome, Records, Run, StepLog
 from servesim.runs.writer import SCHEMA
 from servesim.units import refuse_constant, shown, suggest
@@ -152,23 +150,15 @@ def read_lines(path: str) -> Iterator[Line]:
 
     Raises `InputError` for a file that cannot be read and for a line that is wrong in itself.
     """
-    try:
-        with open(path, "rb") as plain:
-            packed = plain.peek(2)[:2] == b"\x1f\x8b"
-            yield from _parse(path, gzip.GzipFile(fileobj=plain) if packed else plain)
-    except (OSError, zlib.error) as error:
-        cause = reason(error) if isinstance(error, OSError) else str(error)
-        raise InputError(f"cannot read {path}: {cause}") from error
+    with InputFile(path, may_be_cut=True) as file:
+        yield from _parse(path, file)
 
 
-def _parse(path: str, file: IO[bytes] | gzip.GzipFile) -> Iterator[Line]:
+def _parse(path: str, file: InputFile) -> Iterator[Line]:
     decode = json.JSONDecoder(parse_constant=refuse_constant).decode
     number = 0
     while True:
-        try:
-            raw = file.readline(LONGEST_LINE)
-        except EOFError:  # a gzip stream that was cut
-            return
+        raw = file.read_line(LONGEST_LINE)
         number += 1
         if not raw:
             return

@@ -29,9 +29,9 @@ from dataclasses import dataclass
 from itertools import accumulate, islice, pairwise, takewhile
 
 from servesim.errors import InputError
+from servesim.inputs import InputFile
 from servesim.units import format_duration, parse_duration, parse_finite, shown, suggest
 from servesim.workload.seeds import random_stream
-from servesim.workload.traces.lines import TraceFile
 
 MAX_RATE = 1e9  # requests per second
 MAX_SPAN_S = 10 * 366 * 86400.0
@@ -316,7 +316,7 @@ def read_schedule(path: str) -> RateSchedule:
     """
     times_s: list[float] = []
     rates: list[float] = []
-    with TraceFile(path, "rate schedule") as file:
+    with InputFile(path, "rate schedule") as file:
         for line, text in file.lines():
             if isinstance(text, InputError):
                 raise InputError(f"{file.name}:{line}: {text}")

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from servesim.errors import InputError
+from servesim.inputs import InputFile
 from servesim.units import shown
 from servesim.workload.traces.fields import Row, token_count
 from servesim.workload.traces.format import Rows, TraceFacts, TraceFormat, TraceHead, map_rows
 from servesim.workload.traces.jsonl import Object, json_objects
-from servesim.workload.traces.lines import TraceFile
 
 TIMES = (
     "start_time",
@@ -48,7 +48,7 @@ def _recognises(head: TraceHead) -> bool:
     )
 
 
-def _rows(file: TraceFile, facts: TraceFacts) -> Rows:
+def _rows(file: InputFile, facts: TraceFacts) -> Rows:
     cached = [0, 0]  # prompt tokens that the server had in its cache, of how many
 
     def parse(record: Object) -> Row | None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from servesim.errors import InputError
+from servesim.inputs import InputFile
 from servesim.units import shown
 from servesim.workload.traces.fields import Row, token_count
 from servesim.workload.traces.format import Rows, TraceFacts, TraceFormat, TraceHead, map_rows
 from servesim.workload.traces.jsonl import Object, json_objects
-from servesim.workload.traces.lines import TraceFile
 
 _OUTPUT = ("output_sequence_length", "output_token_count")
 
@@ -22,7 +22,7 @@ def _recognises(head: TraceHead) -> bool:
     return head.keys >= {"metadata", "metrics"} and "benchmarks" not in head.keys
 
 
-def _rows(file: TraceFile, facts: TraceFacts) -> Rows:
+def _rows(file: InputFile, facts: TraceFacts) -> Rows:
     facts.time_field, facts.time_unit = "request_start_ns", "ns"
 
     def parse(record: Object) -> Row | None:

@@ -6,9 +6,9 @@ have seven decimals, in 2023 without a zone, in 2024 with +00:00.
 
 from __future__ import annotations
 
+from servesim.inputs import InputFile
 from servesim.workload.traces.fields import Row, cell_time, cell_tokens
 from servesim.workload.traces.format import Rows, TraceFacts, TraceFormat, TraceHead, map_rows
-from servesim.workload.traces.lines import TraceFile
 from servesim.workload.traces.table import Cells, table_cells
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -18,7 +18,7 @@ def _recognises(head: TraceHead) -> bool:
     return bool(head.columns & {"contexttokens", "generatedtokens"})
 
 
-def _rows(file: TraceFile, facts: TraceFacts) -> Rows:
+def _rows(file: InputFile, facts: TraceFacts) -> Rows:
     facts.time_field = COLUMNS[0]
 
     def parse(cells: Cells) -> Row | None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from servesim.inputs import InputFile
 from servesim.workload.traces.fields import Row, cell_time, cell_tokens
 from servesim.workload.traces.format import Rows, TraceFacts, TraceFormat, TraceHead, map_rows
-from servesim.workload.traces.lines import TraceFile
 from servesim.workload.traces.table import Cells, table_cells
 
 COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
@@ -20,7 +20,7 @@ def _recognises(head: TraceHead) -> bool:
     return bool(head.columns & {"requesttokens", "responsetokens"})
 
 
-def _rows(file: TraceFile, facts: TraceFacts) -> Rows:
+def _rows(file: InputFile, facts: TraceFacts) -> Rows:
     facts.time_field, facts.time_unit = "Timestamp", "s"
 
     def parse(cells: Cells) -> Row | None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from servesim.errors import InputError
+from servesim.inputs import InputFile
 from servesim.workload.traces.fields import Row
-from servesim.workload.traces.lines import TraceFile
 
 Item = TypeVar("Item")
 Rows = Iterator[tuple[int, "Row | InputError"]]
@@ -77,7 +77,7 @@ class TraceFormat:
 
     summary: str
     recognises: Callable[[TraceHead], bool]
-    rows: Callable[[TraceFile, TraceFacts], Rows]
+    rows: Callable[[InputFile, TraceFacts], Rows]
 
 
 def map_rows(items: Iterable[tuple[int, Item | InputError]], parse: Callable[[Item], Row | None]) -> Rows:

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from servesim.errors import InputError
+from servesim.inputs import InputFile
 from servesim.workload.traces.fields import Row, token_count
 from servesim.workload.traces.format import Rows, TraceFacts, TraceFormat, TraceHead, map_rows
 from servesim.workload.traces.json_stream import JsonStream
-from servesim.workload.traces.lines import TraceFile
 
 _PROMPT = ("prompt_tokens", "input_metrics.total_tokens", "input_metrics.text_tokens")
 _OUTPUT = ("output_tokens", "output_metrics.total_tokens", "output_metrics.text_tokens")
@@ -29,7 +29,7 @@ def _recognises(head: TraceHead) -> bool:
     return "benchmarks" in head.keys or "guidellm_version" in head.keys
 
 
-def _rows(file: TraceFile, facts: TraceFacts) -> Rows:
+def _rows(file: InputFile, facts: TraceFacts) -> Rows:
     facts.time_field, facts.time_unit = "request_start_time", "s"
 
     def parse(record: Any) -> Row | None:
@@ -45,7 +45,7 @@ def _rows(file: TraceFile, facts: TraceFacts) -> Rows:
     return map_rows(_records(file, facts), parse)
 
 
-def _records(file: TraceFile, facts: TraceFacts) -> Iterator[tuple[int, Any]]:
+def _records(file: InputFile, facts: TraceFacts) -> Iterator[tuple[int, Any]]:
     """Yield every request that succeeded, of every benchmark of the report."""
     stream = JsonStream(file)
     if not stream.peek():

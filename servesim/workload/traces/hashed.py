@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from servesim.errors import InputError
+from servesim.inputs import InputFile
 from servesim.units import shown
 from servesim.workload.traces.fields import Row, tokens_of
 from servesim.workload.traces.format import Rows, TraceFacts, TraceFormat, TraceHead, map_rows
 from servesim.workload.traces.jsonl import Object, json_objects
-from servesim.workload.traces.lines import TraceFile
 
 MOONCAKE_BLOCK_TOKENS = 512
 BAILIAN_BLOCK_TOKENS = 16
@@ -40,12 +40,12 @@ def _hashed_row(row: Object, block_tokens: int, facts: TraceFacts) -> dict[str, 
     return result
 
 
-def _mooncake_rows(file: TraceFile, facts: TraceFacts) -> Rows:
+def _mooncake_rows(file: InputFile, facts: TraceFacts) -> Rows:
     facts.time_field, facts.time_unit = "timestamp", "ms"
     return map_rows(json_objects(file), lambda row: _hashed_row(row, MOONCAKE_BLOCK_TOKENS, facts))
 
 
-def _bailian_rows(file: TraceFile, facts: TraceFacts) -> Rows:
+def _bailian_rows(file: InputFile, facts: TraceFacts) -> Rows:
     """A chat whose parent is in the file goes on with the parent's session; a second child begins one of its own."""
     facts.time_field, facts.time_unit = "timestamp", "s"
     place: dict[int, tuple[int, int]] = {}  # chat that nobody has followed yet -> its session and turn

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from servesim.errors import InputError
+from servesim.inputs import InputFile
 from servesim.workload.traces.jsonl import json_fault, no_constant
-from servesim.workload.traces.lines import TraceFile
 
 MAX_VALUE_CHARS = 64 * 2**20  # of one value that is taken as a whole
 _CUT = 16  # an error so near the end of what is held may only be that the rest is not there yet
@@ -20,7 +20,7 @@ _CUT = 16  # an error so near the end of what is held may only be that the rest 
 class JsonStream:
     """The JSON of `file`, from its start. Raises InputError, with file and line, for text that is no JSON."""
 
-    def __init__(self, file: TraceFile) -> None:
+    def __init__(self, file: InputFile) -> None:
         self._name = file.name
         self._pieces = file.pieces()
         self._text = ""

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from servesim.errors import InputError
+from servesim.inputs import InputFile
 from servesim.units import shown
 from servesim.workload.traces.format import Rows, TraceFacts, TraceFormat, TraceHead
-from servesim.workload.traces.lines import TraceFile
 
 Object = dict[str, Any]
 
@@ -109,7 +109,7 @@ def _decode_line(text: str) -> Any:
     return _decode(text)
 
 
-def json_objects(file: TraceFile, *, unique: bool = False) -> Iterator[tuple[int, Object | InputError]]:
+def json_objects(file: InputFile, *, unique: bool = False) -> Iterator[tuple[int, Object | InputError]]:
     """Yield (line, object or what is wrong with it) of every line."""
     for line, text in file.lines():
         try:
@@ -123,7 +123,7 @@ def _recognises(head: TraceHead) -> bool:
     return bool(keys & {"prompt_tokens", "output_tokens"}) and not keys & {"completion_tokens", "input_tokens"}
 
 
-def _rows(file: TraceFile, facts: TraceFacts) -> Rows:
+def _rows(file: InputFile, facts: TraceFacts) -> Rows:
     return json_objects(file, unique=True)
 
 

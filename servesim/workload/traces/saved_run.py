@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from servesim.errors import InputError
+from servesim.inputs import InputFile
 from servesim.workload.requests import OPEN_END
 from servesim.workload.traces.fields import Row, tokens_of
 from servesim.workload.traces.format import Rows, TraceFacts, TraceFormat, TraceHead, map_rows
 from servesim.workload.traces.jsonl import Object, parse_json_line
-from servesim.workload.traces.lines import TraceFile
 
 _REQUEST = '{"kind":"request"'
 _COPIED = ("id", "session", "turn", "think_s", "priority", "class", "adapter")
@@ -23,7 +23,7 @@ def _recognises(head: TraceHead) -> bool:
     return head.first.get("kind") == "header" and str(head.first.get("schema")).startswith("servesim.run/")
 
 
-def _rows(file: TraceFile, facts: TraceFacts) -> Rows:
+def _rows(file: InputFile, facts: TraceFacts) -> Rows:
     facts.time_field, facts.time_unit = "sent_s", "s"
     measured = False
 
@@ -40,7 +40,7 @@ def _rows(file: TraceFile, facts: TraceFacts) -> Rows:
     return map_rows(_lines(file, facts), parse)
 
 
-def _lines(file: TraceFile, facts: TraceFacts) -> Iterator[tuple[int, Object | InputError]]:
+def _lines(file: InputFile, facts: TraceFacts) -> Iterator[tuple[int, Object | InputError]]:
     """Yield the header and the requests; a last line that was cut is no mistake of anybody's."""
     for line, text in file.lines():
         if isinstance(text, InputError):

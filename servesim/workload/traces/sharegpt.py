@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from servesim.errors import InputError
+from servesim.inputs import InputFile
 from servesim.units import shown
 from servesim.workload.traces.fields import Row
 from servesim.workload.traces.format import Rows, TraceFacts, TraceFormat, TraceHead
 from servesim.workload.traces.json_stream import JsonStream
-from servesim.workload.traces.lines import TraceFile
 
 BYTES_PER_TOKEN = 4  # of UTF-8; about right for English text and for Chinese
 _SPEAKERS = {
@@ -28,7 +28,7 @@ def _recognises(head: TraceHead) -> bool:
     return bool(head.keys & {"conversations", "conversation"})
 
 
-def _rows(file: TraceFile, facts: TraceFacts) -> Rows:
+def _rows(file: InputFile, facts: TraceFacts) -> Rows:
     facts.note(f"token counts are estimated, {BYTES_PER_TOKEN} bytes of text a token: the file has only text")
     stream = JsonStream(file)
     for number, (line, conversation) in enumerate(_conversations(stream), 1):

@@ -10,15 +10,15 @@ from collections.abc import Iterator, Sequence
 from operator import itemgetter
 
 from servesim.errors import InputError
+from servesim.inputs import InputFile
 from servesim.units import shown
 from servesim.workload.traces.format import plain
-from servesim.workload.traces.lines import TraceFile
 
 Cells = tuple[str, ...]
 
 
 def table_cells(
-    file: TraceFile, columns: Sequence[str], optional: Sequence[str] = ()
+    file: InputFile, columns: Sequence[str], optional: Sequence[str] = ()
 ) -> Iterator[tuple[int, Cells | InputError]]:
     """Yield (line, the cells of `columns` and then of `optional`) of every row; a cell that is not there is empty.
 

@@ -17,6 +17,7 @@ from itertools import islice
 from typing import Any, TextIO
 
 from servesim.errors import InputError
+from servesim.inputs import InputFile
 from servesim.units import format_duration, suggest
 from servesim.workload.requests import OPEN_END, Content, Requests
 from servesim.workload.traces.access_log import ACCESS_LOG
@@ -28,7 +29,6 @@ from servesim.workload.traces.format import TraceFacts, TraceFormat, TraceHead
 from servesim.workload.traces.guidellm import GUIDELLM
 from servesim.workload.traces.hashed import BAILIAN, MOONCAKE
 from servesim.workload.traces.jsonl import NATIVE
-from servesim.workload.traces.lines import TraceFile
 from servesim.workload.traces.rows import TraceRows
 from servesim.workload.traces.saved_run import SAVED_RUN
 from servesim.workload.traces.sharegpt import SHAREGPT
@@ -93,7 +93,7 @@ def read_trace(
         raise suggest("trace format", trace_format, TRACE_FORMATS)
     if time_unit is not None and time_unit not in TIME_UNITS:
         raise suggest("time unit", time_unit, TIME_UNITS)
-    with TraceFile(path) as file:
+    with InputFile(path, "trace") as file:
         name = trace_format or _recognise(file)
         facts = TraceFacts()
         rows = TraceRows(time_unit=time_unit, arrivals_required=arrivals_required, facts=facts)
@@ -188,7 +188,7 @@ def _is_open(content: Content) -> bool:
     return bool(content) and content[-1][1] == OPEN_END
 
 
-def _recognise(file: TraceFile) -> str:
+def _recognise(file: InputFile) -> str:
     if not file.head.strip():
         raise InputError(f"{file.name}: no requests in it")
     head = TraceHead(file.head)

@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from servesim.errors import InputError
+from servesim.inputs import InputFile
 from servesim.units import shown
 from servesim.workload.traces.fields import Row, token_count
 from servesim.workload.traces.format import Rows, TraceFacts, TraceFormat, TraceHead, map_rows
 from servesim.workload.traces.json_stream import JsonStream
-from servesim.workload.traces.lines import TraceFile
 
 _LISTS = ("input_lens", "output_lens", "start_times", "errors")
 
@@ -21,7 +21,7 @@ def _recognises(head: TraceHead) -> bool:
     return bool(head.keys & {"input_lens", "output_lens", "total_input_tokens"})
 
 
-def _rows(file: TraceFile, facts: TraceFacts) -> Rows:
+def _rows(file: InputFile, facts: TraceFacts) -> Rows:
     facts.time_field, facts.time_unit = "start_times", "s"
     stream = JsonStream(file)
     if not stream.peek():

@@ -1,39 +1,12 @@
-"""JSON files of facts: read whole within a bound, and their fields checked by name. Knows no field."""
+"""The fields of a JSON object of facts, checked by name. Knows no field, and no file."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from servesim.console import reason
 from servesim.errors import InputError
-from servesim.units import parse_count, parse_finite, refuse_constant, shown
-
-
-def read_object(path: str, *, limit_bytes: int) -> dict[str, Any]:
-    """Return the JSON object in the file at `path`; raise `InputError` with the file's name for anything else."""
-    try:
-        with open(path, "rb") as file:
-            data = file.read(limit_bytes + 1)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {reason(error)}") from error
-    if len(data) > limit_bytes:
-        raise InputError(f"{path}: is larger than {limit_bytes:,} bytes")
-    return parse_object(data, path)
-
-
-def parse_object(data: bytes, path: str) -> dict[str, Any]:
-    """Return the JSON object that `data` is; `path` is what an error calls it."""
-    try:
-        value = json.loads(data.decode("utf-8"), parse_constant=refuse_constant)
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: is not UTF-8 text") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: is not JSON: {str(error)[:80].lower()}") from error
-    if not isinstance(value, dict):
-        raise InputError(f"{path}: must be a JSON object")
-    return value
+from servesim.units import parse_count, parse_finite, shown
 
 
 class Fields:
