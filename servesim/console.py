@@ -67,7 +67,6 @@ class Progress:
     """One line with count, rate and ETA, redrawn in place and gone at the end."""
 
     def __init__(self, stream: TextIO | None, what: str, total: int | None) -> None:
-        self.drawn = stream is not None
         self._stream, self._what, self._total = stream, what, total
         self._start = self._next = time.monotonic()
         self._on_screen = False

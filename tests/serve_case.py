@@ -106,7 +106,8 @@ def shape(value: Any) -> Any:
     return None if value is None else type(value).__name__
 
 
-def eventually(test: unittest.TestCase, told: Callable[[], Any], wanted: Any, within_s: float = 3.0) -> None:
+def eventually(test: unittest.TestCase, told: Callable[[], Any], wanted: Any, within_s: float = 60.0) -> None:
+    """Wait until `told` says what is wanted. The bound is for what never comes; a slow machine does not reach it."""
     by = time.monotonic() + within_s
     while (got := told()) != wanted and time.monotonic() < by:
         time.sleep(0.01)

@@ -6,7 +6,6 @@ import unittest
 from pathlib import Path
 from typing import NamedTuple
 
-from servesim.catalog.servers import error_kind
 from servesim.wire.events import EventFact, Usage, read_event
 from servesim.wire.faults import error_from_body
 from servesim.wire.http_body import LAST_CHUNK, encode_chunk, open_body
@@ -166,24 +165,6 @@ class ErrorsTest(unittest.TestCase):
             self.assertGreaterEqual(status, 400)
             self.assertNotIn("\n", fact.message)
             self.assertTrue(fact.message, name)
-
-    def test_an_overlong_prompt_is_told_from_other_errors(self) -> None:
-        kinds = {}
-        for path in CAPTURES.glob("*-error-*.txt"):
-            status, _, body = load(path.stem)
-            fact = error_from_body(body)
-            kinds[path.stem] = error_kind(status, fact.type, fact.message)
-        too_long = {name for name, kind in kinds.items() if kind == "prompt_too_long"}
-        expected = {
-            "llamacpp-error-context",
-            "vllm-error-completion-prompt-too-long",
-            "vllm-error-max-tokens-zero",  # a prompt that leaves no room for output gets these very words
-            "vllm-error-prompt-equals-max-model-len",
-            "vllm-error-prompt-too-long",
-        }
-        self.assertEqual(too_long, expected)
-        self.assertEqual(kinds["vllm-error-max-tokens-too-large"], "output_too_long")
-        self.assertEqual(kinds["vllm-error-not-found"], "http_404")
 
     def test_errors_that_frameworks_make_are_read(self) -> None:
         self.assertEqual(error_from_body(load("vllm-error-method").body).message, "Method Not Allowed")

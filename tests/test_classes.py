@@ -25,7 +25,7 @@ from servesim.runs.writer import write_run
 from servesim.summary.classes import jain
 from servesim.summary.slo import parse_slo, parse_slos
 from servesim.workload.classes import parse_classes
-from servesim.workload.traces.trace import read_trace, write_trace
+from servesim.workload.traces.trace import read_trace, trace_lines
 from tests.command import servesim
 
 MIXED = "chat=0.7/priority=0,batch=0.3/priority=5/prompt=1k-2k/output=100-200/adapter=sql"
@@ -134,8 +134,7 @@ class Description(unittest.TestCase):
         run = simulate(**SMALL, classes=MIXED, adapters=2, max_loras=2)
         with TemporaryDirectory() as folder:
             trace, saved = Path(folder) / "trace.jsonl", Path(folder) / "run.jsonl"
-            with trace.open("w", encoding="utf-8") as file:
-                write_trace(run.requests, file)
+            trace.write_text("".join(trace_lines(run.requests)), encoding="utf-8")
             write_run(str(saved), run, "simulate")
             for requests in (
                 read_trace(str(trace)).requests, read_trace(str(saved)).requests, read_run(str(saved)).requests,

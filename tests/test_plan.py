@@ -12,7 +12,7 @@ from servesim.config.build import build_server
 from servesim.config.fleet import FleetSpec
 from servesim.config.server import ServerSpec
 from servesim.config.workload import WorkloadSpec
-from servesim.diagnose.binding import BUDGETS, binding_of
+from servesim.diagnose.binding import BANDWIDTH, COMPUTE, KV_BLOCKS, SEQUENCES, STEP_TOKENS, binding_of
 from servesim.diagnose.rules import REMEDIES
 from servesim.engine.simulate import run_workload
 from servesim.errors import InputError
@@ -163,7 +163,7 @@ class Edges(unittest.TestCase):
         self.assertEqual(binding.for_sequences, 0)
 
     def test_every_budget_has_a_remedy_with_a_knob_of_every_server(self) -> None:
-        self.assertEqual(set(REMEDIES), set(BUDGETS))
+        self.assertEqual(set(REMEDIES), {SEQUENCES, STEP_TOKENS, KV_BLOCKS, COMPUTE, BANDWIDTH})
         for remedy in REMEDIES.values():
             self.assertEqual(remedy.knobs().keys(), set(SERVERS))
 

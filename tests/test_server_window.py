@@ -7,7 +7,7 @@ import unittest
 from pathlib import Path
 from typing import Any
 
-from servesim.catalog.servers import GAUGE, HISTOGRAM, MEAN, SERVERS, Metric, dialect_of, error_kind
+from servesim.catalog.servers import GAUGE, HISTOGRAM, MEAN, SERVERS, Metric, dialect_of
 from servesim.client.window import gauge_sample, server_window, setup_facts, wanted_names
 from servesim.errors import InputError
 from servesim.runs.records import GaugeSample
@@ -295,27 +295,6 @@ class CatalogTest(unittest.TestCase):
     def test_a_dialect_is_known_by_its_names(self) -> None:
         self.assertIs(dialect_of(["python_info", "vllm:num_requests_running"]), SERVERS["vllm"])
         self.assertIsNone(dialect_of(["python_info"]))
-
-    def test_errors_have_one_word_whoever_says_them(self) -> None:
-        for status, kind, message, expected in (
-            (
-                400,
-                "exceed_context_size_error",
-                "request (2031 tokens) exceeds the available context size",
-                "prompt_too_long",
-            ),
-            (
-                400,
-                "BadRequestError",
-                "This model's maximum context length is 1024 tokens. However, ...",
-                "prompt_too_long",
-            ),
-            (400, "BadRequestError", "max_tokens=5000 cannot be greater than max_model_len=1024.", "output_too_long"),
-            (503, "unavailable_error", "Loading model", "loading"),
-            (429, "", "", "queue_full"),
-            (404, "NotFoundError", "The model `nope` does not exist.", "http_404"),
-        ):
-            self.assertEqual(error_kind(status, kind, message), expected)
 
     def test_a_metric_that_makes_no_sense_is_refused(self) -> None:
         bad: list[dict[str, Any]] = [

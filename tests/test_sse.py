@@ -74,8 +74,7 @@ class SplitTest(unittest.TestCase):
     def test_comments_and_heartbeats_are_no_events(self) -> None:
         self.check(b": ping\n\n" + event(ROLE) + b":\n\n:\n" + event(token("a")), [ROLE.encode(), token("a").encode()])
         decoder = SseDecoder()
-        decoder.feed(b": ping\n\n:\n\ndata: 1\n: inside\n\n")
-        self.assertEqual(decoder.comments, 3)
+        self.assertEqual(decoder.feed(b": ping\n\n:\n\ndata: 1\n: inside\n\n"), [Event(0.0, b"1")])
         self.assertEqual(decoder.eof(), [])
 
     def test_no_data_lines_make_no_event_but_empty_data_does(self) -> None:
@@ -116,13 +115,12 @@ class SplitTest(unittest.TestCase):
     def test_fields_of_other_names_are_passed_over(self) -> None:
         self.check(b"Data: 1\n data: 2\ndata : 3\ndatum: 4\n{}\ndata: 5\n\n", [b"5"])
 
-    def test_type_id_and_retry_follow_the_rules(self) -> None:
+    def test_the_type_is_the_last_one_and_id_and_retry_are_passed_over(self) -> None:
         decoder = SseDecoder()
         events = decoder.feed(
             b"event: one\nevent: two\nid: 7\nretry: 250\ndata: 1\n\ndata: 2\nid: a\0b\nretry: -1\n\nid\n\n"
         )
         self.assertEqual(events, [Event(0.0, b"1", "two"), Event(0.0, b"2", "")])
-        self.assertEqual((decoder.last_event_id, decoder.retry_ms), ("", 250))
         self.assertEqual(split(b"event: x\n\n", b"data: 1\n\n")[0][2], "")
         self.assertEqual(split(b"event: x\n", b"data: 1\n\n")[0][2], "x")
 

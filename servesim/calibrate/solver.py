@@ -135,11 +135,6 @@ class Solution:
     evaluations: int
     converged: bool
 
-    def sensitivity(self, name: str) -> float:
-        """Return the root mean square change of the residuals for one unit of the parameter's coordinate."""
-        column = [row[self._place(name)] for row in self.jacobian]
-        return math.sqrt(sum(x * x for x in column) / len(column)) if column else 0.0
-
     def at_bound(self, name: str) -> bool:
         """Return whether the parameter was stopped by one of its bounds."""
         parameter, value = self.parameters[self._place(name)], self.values[name]

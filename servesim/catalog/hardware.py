@@ -172,9 +172,6 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-DEFAULT_HARDWARE = "h100-sxm-80gb"
-
-
 def find_hardware(name: str) -> Hardware:
     """Return the preset `name`; raise `InputError` with the nearest name when there is none."""
     if name not in HARDWARE:

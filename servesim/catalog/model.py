@@ -16,7 +16,6 @@ from servesim.catalog.weights import WEIGHT_BYTES as WEIGHT_BYTES
 from servesim.errors import InputError
 from servesim.units import suggest
 
-PARTS = ("attention", "mlp", "shared", "experts")
 """The parts of a model that a recipe of quantisation may leave out."""
 
 
@@ -269,8 +268,8 @@ class Model:
         """Return the same model with its weights in the format `name`.
 
         What the format does not cover stays in `kept_dtype` (default: 16 bits as now): embeddings, head and routers
-        for most recipes, and the `keep` of `PARTS` that this checkpoint leaves out besides. Bytes are then counted by
-        parameter, whatever file the model came from.
+        for most recipes, and what this checkpoint leaves out besides: `keep`, any of "attention", "mlp", "shared" and
+        "experts". Bytes are then counted by parameter, whatever file the model came from.
         """
         if name not in WEIGHT_FORMATS:
             raise suggest("quantization", name, WEIGHT_FORMATS)

@@ -17,8 +17,6 @@ from servesim.catalog.model import Model as Model
 from servesim.errors import InputError
 from servesim.units import shown, suggest
 
-DEFAULT_MODEL = "llama-3.1-8b"
-
 MODELS: dict[str, Model] = {preset.name: preset for preset in (*DENSE_MODELS, *EXPERT_MODELS)}
 
 REPOSITORIES: dict[str, str] = {

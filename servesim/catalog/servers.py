@@ -12,7 +12,7 @@ vllm/config/cache.py as of 0.32 and 0.18; observed where a server could be run, 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from servesim.catalog.hardware import Hardware
 from servesim.errors import InputError
@@ -36,16 +36,6 @@ class Metric:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ErrorShape:
-    """How a server says a thing that servesim has a word for; None matches anything."""
-
-    kind: str
-    status: int
-    type: str | None = None
-    message: str | None = None  # a part of the message
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerDialect:
     """What is particular to one server program."""
 
@@ -53,12 +43,8 @@ class ServerDialect:
     prefix: str  # of its metric names
     metrics: dict[str, Metric]
     knobs: dict[str, str]  # servesim's option -> the server's
-    errors: tuple[ErrorShape, ...] = ()
-    version_path: str  # where it tells its version, and
-    version_field: str  # under which field
     enable_metrics: str | None = None  # the flag without which there is no metric page
     source: str
-    observed: bool = field(default=True)  # seen in captures of a real server, not only in its documentation
 
     def names(self) -> frozenset[str]:
         """Return every sample name that a page of this server can hold for us, histograms' suffixes included."""
@@ -107,12 +93,6 @@ LLAMA_CPP = ServerDialect(
         "--prefix-caching": "--cache-prompt and --cache-reuse: per slot, not shared",
         "--max-model-len": "--ctx-size / --parallel",
     },
-    errors=(
-        ErrorShape(kind="prompt_too_long", status=400, type="exceed_context_size_error"),
-        ErrorShape(kind="loading", status=503, type="unavailable_error"),
-    ),
-    version_path="/props",
-    version_field="build_info",
     enable_metrics="--metrics",
     source="tools/server/README.md and captures of build 11434",
 )
@@ -149,13 +129,6 @@ VLLM = ServerDialect(
         "--max-model-len": "--max-model-len",
         "--policy": "--scheduling-policy",
     },
-    errors=(
-        ErrorShape(kind="prompt_too_long", status=400, message="maximum context length is"),
-        ErrorShape(kind="prompt_too_long", status=400, message="max_tokens must be at least 1, got 0"),
-        ErrorShape(kind="output_too_long", status=400, message="cannot be greater than max_model_len"),
-    ),
-    version_path="/version",
-    version_field="version",
     source="captures of 0.32.0; older names from the changelogs of 0.6 to 0.18",
 )
 
@@ -185,11 +158,8 @@ SGLANG = ServerDialect(
         "--max-model-len": "--context-length",
         "--no-prefix-caching": "--disable-radix-cache",
     },
-    version_path="/get_server_info",
-    version_field="version",
     enable_metrics="--enable-metrics",
     source="docs.sglang.io, production metrics and server arguments",
-    observed=False,
 )
 
 SERVERS: dict[str, ServerDialect] = {dialect.name: dialect for dialect in (LLAMA_CPP, VLLM, SGLANG)}
@@ -202,25 +172,6 @@ def dialect_of(metric_names: Iterable[str]) -> ServerDialect | None:
             if name.startswith(dialect.prefix):
                 return dialect
     return None
-
-
-def error_kind(status: int, error_type: str, message: str) -> str:
-    """Return servesim's word for a server's error, `http_STATUS` when it has none.
-
-    >>> error_kind(400, "exceed_context_size_error", "request (2031 tokens) exceeds the available context size")
-    'prompt_too_long'
-    """
-    if status == 429:
-        return "queue_full"
-    for dialect in SERVERS.values():
-        for shape in dialect.errors:
-            if (
-                shape.status == status
-                and (shape.type is None or shape.type == error_type)
-                and (shape.message is None or shape.message in message)
-            ):
-                return shape.kind
-    return f"http_{status}"
 
 
 def when_told() -> str:

@@ -48,7 +48,6 @@ class Scraper:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pages: list[RawPage] = []
-        self.failures = 0  # scrapes that gave no page, after the first
         self._fetcher = Fetcher(target, timeout_s)
         self._interval_s = interval_s
         self._clock = clock
@@ -95,10 +94,7 @@ class Scraper:
         try:
             answer = self._fetcher.get(METRICS)
         except FetchError:
-            self.failures += 1
             return
         had = self._clock()
         if answer.ok and answer.body:
             self.pages.append(RawPage((asked + had) / 2, zlib.compress(answer.body, 1)))
-        else:
-            self.failures += 1

@@ -36,51 +36,32 @@ BOUNDS: dict[str, tuple[float, float]] = {
 """What each parameter may be. An efficiency above 1 is possible: a processor's peaks are round figures, and a fit may
 ask for it of any device, which is warned of."""
 
-EVIDENCE: dict[str, str] = {
-    "mfu": "GEMM tables: 0.86 (RTX PRO 6000), 0.96 (4090); less once all is counted, as both vLLM runs say",
-    "mbu": "GEMM tables: 0.80 (RTX PRO 6000), 0.90 (4090); 0.82 for the experts of a mixture",
-    "overhead_ms": "1.3-2.0 fitted for vLLM 0.19 on desktop processors",
-    "kv_mbu": "attention tables: 0.78 (RTX PRO 6000), 0.87 (4090)",
-    "attention_mfu": "long chunks: 0.43-0.58 (RTX PRO 6000), 0.62-0.84 (4090)",
-    "expert_mfu": "157 groups of the silicon table: 0.04-0.13 under vLLM, 0.01-0.19 elsewhere; dense: 0.4-1",
-    "mixed_kv": "27,408 profiled steps: 1.5-1.8 (RTX PRO 6000), 1.9-2.7 (4090)",
-    "decode_work": "1 on GPUs; 2.3 seen on two cores under llama.cpp",
-    "softness": "40,000 GEMMs: 1.5-2.5 fit equally well, a hard corner twice as badly",
-    "traffic_vectors": "token-wise kernels: 106 us a layer at 2,048 tokens (RTX PRO 6000)",
-    "layer_us": "attention launches of both cards",
-    "eager_layer_us": "330-490 in a joint fit of both vLLM runs; aiconfigurator has 800",
-    "sequence_us": "14-27 in that fit; BLIS has 4.4, and 46 a streamed token",
-    "request_ms": "a guess that both vLLM runs bear",
-    "ingest_ms": "a guess for one machine; BLIS has 15.6 on an H100 at low load",
-    "allreduce_us": "10-20: LLMServingSim, aiconfigurator",
-    "bus_share": "three quarters of NVLink's peak: BLIS, aiconfigurator",
-    "graph_limit": "vLLM's largest captured batch",
-}
-"""Where the default of each parameter comes from: kernel tables and logs of LLMServingSim 2.0, peers' figures, fits."""
-
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class DetailedParameters:
-    """The numbers of the model that no datasheet has; `EVIDENCE` is where each default comes from."""
+    """The numbers of the model that no datasheet has.
 
-    mfu: float = 0.75
-    mbu: float = 0.82
-    overhead_ms: float = 1.5
-    kv_mbu: float = 0.80
-    attention_mfu: float = 0.55
-    expert_mfu: float = 0.08
-    mixed_kv: float = 1.9
-    decode_work: float = 1.0
-    softness: float = 2.0
-    traffic_vectors: float = 9.0
-    layer_us: float = 12.0
-    eager_layer_us: float = 300.0
-    sequence_us: float = 25.0
-    request_ms: float = 0.5
-    ingest_ms: float = 4.0
-    allreduce_us: float = 12.0
-    bus_share: float = 0.75
-    graph_limit: float = 512.0
+    Beside each default is where it comes from: kernel tables and logs of LLMServingSim 2.0, peers' figures, fits.
+    """
+
+    mfu: float = 0.75  # GEMM tables: 0.86 (RTX PRO 6000), 0.96 (4090); less once all is counted, as both vLLM runs say
+    mbu: float = 0.82  # GEMM tables: 0.80 (RTX PRO 6000), 0.90 (4090); 0.82 for the experts of a mixture
+    overhead_ms: float = 1.5  # 1.3-2.0 fitted for vLLM 0.19 on desktop processors
+    kv_mbu: float = 0.80  # attention tables: 0.78 (RTX PRO 6000), 0.87 (4090)
+    attention_mfu: float = 0.55  # long chunks: 0.43-0.58 (RTX PRO 6000), 0.62-0.84 (4090)
+    expert_mfu: float = 0.08  # 157 groups of the silicon table: 0.04-0.13 under vLLM, 0.01-0.19 elsewhere; dense: 0.4-1
+    mixed_kv: float = 1.9  # 27,408 profiled steps: 1.5-1.8 (RTX PRO 6000), 1.9-2.7 (4090)
+    decode_work: float = 1.0  # 1 on GPUs; 2.3 seen on two cores under llama.cpp
+    softness: float = 2.0  # 40,000 GEMMs: 1.5-2.5 fit equally well, a hard corner twice as badly
+    traffic_vectors: float = 9.0  # token-wise kernels: 106 us a layer at 2,048 tokens (RTX PRO 6000)
+    layer_us: float = 12.0  # attention launches of both cards
+    eager_layer_us: float = 300.0  # 330-490 in a joint fit of both vLLM runs; aiconfigurator has 800
+    sequence_us: float = 25.0  # 14-27 in that fit; BLIS has 4.4, and 46 a streamed token
+    request_ms: float = 0.5  # a guess that both vLLM runs bear
+    ingest_ms: float = 4.0  # a guess for one machine; BLIS has 15.6 on an H100 at low load
+    allreduce_us: float = 12.0  # 10-20: LLMServingSim, aiconfigurator
+    bus_share: float = 0.75  # three quarters of NVLink's peak: BLIS, aiconfigurator
+    graph_limit: float = 512.0  # vLLM's largest captured batch
 
     def __post_init__(self) -> None:
         for name, (low, high) in BOUNDS.items():

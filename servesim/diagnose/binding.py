@@ -22,7 +22,6 @@ SEQUENCES, STEP_TOKENS, KV_BLOCKS, COMPUTE, BANDWIDTH = (
     "compute",
     "bandwidth",
 )
-BUDGETS = (SEQUENCES, STEP_TOKENS, KV_BLOCKS, COMPUTE, BANDWIDTH)
 
 QUEUED = 0.05  # of the busy time with somebody waiting: below it no admission budget is what binds
 

@@ -12,7 +12,6 @@ draft that would need a block that is not there is cut.
 
 from __future__ import annotations
 
-import math
 from itertools import accumulate
 from operator import mul
 
@@ -35,14 +34,6 @@ class Speculation:
         each = acceptance * tokens if len(acceptance) == 1 else acceptance
         self._reach = list(accumulate(each, mul))  # probability that at least i + 1 are accepted
         self._random = random_stream(seed, "speculation").random
-
-    def expected_length(self) -> float:
-        """Return the mean number of tokens that a step yields per sequence, output without end.
-
-        >>> round(Speculation(3, (0.5,), 7).expected_length(), 3)
-        1.875
-        """
-        return 1.0 + math.fsum(self._reach)
 
     def accepted(self, drafted: int) -> int:
         """Draw how many of `drafted` tokens are accepted."""

@@ -49,10 +49,6 @@ class Feed:
         self._samples: deque[dict[str, Any]] = deque(maxlen=HISTORY)
         self._marks: deque[dict[str, Any]] = deque(maxlen=MARKS)
 
-    @property
-    def viewers(self) -> int:
-        return len(self._viewers)
-
     def attend(self, connection: Connection) -> Response | None:
         """Begin a stream on the connection, or return why not."""
         if len(self._viewers) >= self.limit:

@@ -189,15 +189,14 @@ LEFT, RIGHT, TOP, BOTTOM, BOTTOM_TITLED = 58, 18, 26, 20, 42  # pixels around a 
 PICTURE_WIDTH = 960
 CAPTION_COLUMNS = 140
 LEFT_FROM = 0.55  # of a plot: where the label of an upright stands left of it, so that a phone has room for it
-SWATCHES = ("line", "area", "dot", "square", "stem", "bar")
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One entry of a legend: the classes of a mark, how it is shown (one of SWATCHES), and what it is."""
+    """One entry of a legend: the classes of a mark, how it is shown, and what it is."""
 
     classes: str
-    swatch: str
+    swatch: str  # "line", "area", "dot", "square", "stem" or "bar"
     label: str
 
 

@@ -25,7 +25,6 @@ class Renderer:
     render: Callable[[Material, Sequence[str]], Iterable[str]]
     suffixes: tuple[str, ...]  # of files that are written in it without being asked
     summary: str
-    drawn: bool = False  # whether it shows figures
 
 
 def _html(material: Material, names: Sequence[str]) -> Iterator[str]:
@@ -69,10 +68,8 @@ def _json(material: Material, _: Sequence[str]) -> Iterator[str]:
 
 
 RENDERERS: dict[str, Renderer] = {
-    "html": Renderer(
-        render=_html, suffixes=(".html", ".htm"), summary="one self-contained page: summary and pictures", drawn=True
-    ),
-    "svg": Renderer(render=_svg, suffixes=(".svg",), summary="the pictures alone, one below the other", drawn=True),
+    "html": Renderer(render=_html, suffixes=(".html", ".htm"), summary="one self-contained page: summary and pictures"),
+    "svg": Renderer(render=_svg, suffixes=(".svg",), summary="the pictures alone, one below the other"),
     "csv": Renderer(
         render=lambda material, _: to_csv(material),
         suffixes=(".csv",),

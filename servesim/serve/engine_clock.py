@@ -170,7 +170,7 @@ class EngineClock:
         self._step: EndedStep | None = None  # decided, not yet over
         self._decide_by_s = -math.inf  # wall time up to which the next decision may be put off
         self.awaited: set[object] = set()  # connections whose answers ended with the last step
-        self.last = EndedStep(0.0, 0.0)  # the last step that is over
+        self.last = EndedStep(0.0)  # the last step that is over
         self.last.free_blocks = self.engine.pool.free
 
     def to_wall(self, engine_s: float) -> float:

@@ -108,10 +108,9 @@ class StepTokens:
 class EndedStep:
     """What one step did, shown when it is over. Times are engine seconds."""
 
-    __slots__ = ("end_s", "free_blocks", "growth", "running", "sequences", "start_s", "waiting")
+    __slots__ = ("end_s", "free_blocks", "growth", "running", "sequences", "waiting")
 
-    def __init__(self, start_s: float, end_s: float) -> None:
-        self.start_s = start_s
+    def __init__(self, end_s: float) -> None:
         self.end_s = end_s
         self.growth: list[tuple[Generation, int]] = []  # who has how many output tokens now
         self.sequences = 0  # scheduled
@@ -125,13 +124,11 @@ class LiveWatch(StepWatch):
         super().__init__(lambda _: None)
         self._at = at  # by row
         self._to_wall = to_wall
-        self._start_s = 0.0
         self.step: EndedStep | None = None
         self.queued_tokens = 0  # prompts that were never admitted
         self._sequences = 0
 
     def scheduled(self, engine: Engine, served: int, chunks: list[Chunk], preempted: list[Sequence]) -> None:
-        self._start_s = engine.now
         self._sequences = served + len(chunks)
         for sequence, resumed, _, _ in self.admissions:
             generation = self._at[sequence.index]
@@ -149,7 +146,7 @@ class LiveWatch(StepWatch):
     def done(self, engine: Engine, finished: list[Sequence]) -> None:
         if not self._sequences:
             return  # an asynchronous engine's empty step takes no time
-        self.step = step = EndedStep(self._start_s, engine.now)
+        self.step = step = EndedStep(engine.now)
         at, tick, growth = self._at, engine.decoding.tick, step.growth
         # Those that ended with this step have left `running` already, and their rows; see `EngineClock._on_finished`.
         for sequence in engine.running.values():

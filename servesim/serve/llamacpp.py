@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from servesim.config.build import Server
 from servesim.serve.api_request import Asked, Fields, read_chat, read_completion, read_json
 from servesim.serve.app import Handler, Response
 from servesim.serve.connection import Connection
@@ -195,8 +194,7 @@ def event(body: Json) -> bytes:
 class LlamaCppMetrics:
     """Counts what llama.cpp counts."""
 
-    def __init__(self, server: Server) -> None:
-        self._seats = server.config.max_num_seqs
+    def __init__(self) -> None:
         self.prompt_tokens = self.cached_tokens = self.predicted_tokens = 0
         self.prompt_s = self.predicted_s = 0.0
         self.decodes = self.busy_slots = self.longest = 0
@@ -282,7 +280,7 @@ class LlamaCppApi:
 
     def __init__(self, app: ServeApp) -> None:
         self._app = app
-        self.metrics = LlamaCppMetrics(app.server)
+        self.metrics = LlamaCppMetrics()
 
     def routes(self) -> Mapping[str, Mapping[str, Handler]]:
         found: dict[str, Mapping[str, Handler]] = {

@@ -49,7 +49,6 @@ _MARKS = 16  # numbers below are marks, not text
 _MARK_TEXTS = {BEGIN: "<|begin|>", END: "<|end|>", _OTHER_ROLE: "<|role|>"} | {
     number: f"<|{role}|>" for role, number in _ROLES.items()
 }
-MAX_TOKEN_CHARACTERS = 9
 _TOKEN = re.compile(r" ?\w{1,8}|\s|[^\w\s]")
 _MAX_KNOWN = 1 << 14
 
@@ -115,9 +114,6 @@ def chat_tokens(messages: Iterable[tuple[str, str]]) -> Iterator[str]:
         yield from cut(text)
         yield _MARK_TEXTS[END]
     yield from (_MARK_TEXTS[BEGIN], _MARK_TEXTS[_ROLES["assistant"]])
-
-
-ROLES: Mapping[str, int] = _ROLES
 
 
 PASSAGE = (

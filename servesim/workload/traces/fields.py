@@ -179,7 +179,7 @@ class Extras(NamedTuple):
     id: str | None
     prefix: tuple[str, int] | None  # name, tokens
     chain: tuple[list[int], int] | None  # hash ids, tokens per block
-    content: Content | None  # segments, as `write_trace` writes them
+    content: Content | None  # segments, as `trace_lines` writes them
     session: str | None
     turn: int | None
     think_s: float

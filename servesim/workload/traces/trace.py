@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TextIO
+from typing import Any
 
 from servesim.errors import InputError
 from servesim.inputs import InputFile
@@ -144,13 +144,8 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def write_trace(requests: Requests, file: TextIO) -> None:
-    """Write `requests` as servesim JSONL; `read_trace` gives back equal columns."""
-    file.writelines(trace_lines(requests))
-
-
 def trace_lines(requests: Requests) -> Iterator[str]:
-    """Yield the lines of `requests` as servesim JSONL.
+    """Yield the lines of `requests` as servesim JSONL; `read_trace` gives back equal columns.
 
     Sharing is written as `prefix` where every request shares one closed head at most, else as `content`.
     """
