@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from servesim.config.fleet import LINK_SCOPES, TRANSFER_OVERLAPS
 from servesim.engine.engine import Engine
-from servesim.fleet.disaggregation import OVERLAPS, SCOPES, Disaggregation, Link
+from servesim.fleet.disaggregation import Disaggregation, Link
 from servesim.fleet.fleet import Fleet, Kind
 from servesim.fleet.router import ROUTERS
 from servesim.runs.records import Records, Run
@@ -67,8 +68,8 @@ def random_disaggregation(seed: int) -> tuple[Case, Disaggregation]:
     link = Link(
         bytes_per_s=rng.choice((5.0, 100.0, 1000.0, math.inf)) * KV_BYTES / second,
         latency_s=rng.choice((0.0, 0.0, 1.0, 0.3)) * second,
-        scope=rng.choice(list(SCOPES)),
-        overlap=rng.choice(list(OVERLAPS)),
+        scope=rng.choice(list(LINK_SCOPES)),
+        overlap=rng.choice(list(TRANSFER_OVERLAPS)),
     )
     router = rng.choice(list(ROUTERS))
     layers = rng.choice((1, 4, 32))

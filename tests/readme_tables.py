@@ -10,10 +10,10 @@ from servesim.catalog.hardware import HARDWARE
 from servesim.catalog.models import MODELS
 from servesim.catalog.servers import SERVERS
 from servesim.client.flavour import API_FLAVOURS
+from servesim.config.fleet import LINK_SCOPES, TRANSFER_OVERLAPS
 from servesim.cost.parameters import EVIDENCE, DetailedParameters
 from servesim.diagnose.rules import RULES
 from servesim.fleet.autoscale import FIGURES
-from servesim.fleet.disaggregation import OVERLAPS, SCOPES
 from servesim.fleet.router import ROUTERS
 from servesim.report.calibration import ABOUT
 from servesim.report.renderers import RENDERERS
@@ -122,7 +122,7 @@ def tables() -> dict[str, str]:
             "| option | | what it means |",
             [
                 (f"`{flag}`", f"`{name}`", about)
-                for flag, choices in (("--link-scope", SCOPES), ("--transfer-overlap", OVERLAPS))
+                for flag, choices in (("--link-scope", LINK_SCOPES), ("--transfer-overlap", TRANSFER_OVERLAPS))
                 for name, about in choices.items()
             ],
         ),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from servesim.config.engine import EngineConfig
-from servesim.config.fleet import FleetSpec
+from servesim.config.fleet import TRANSFER_OVERLAPS, FleetSpec
 from servesim.config.server import ServerSpec
 from servesim.config.workload import WorkloadSpec, load_requests
 from servesim.cost.model import COST_MODELS
@@ -18,7 +18,7 @@ from servesim.engine.engine import Engine
 from servesim.engine.sequence import ENDED
 from servesim.errors import RunError
 from servesim.fleet.build import build_deployment
-from servesim.fleet.disaggregation import OVERLAPS, Disaggregation, Link
+from servesim.fleet.disaggregation import Disaggregation, Link
 from servesim.fleet.fleet import Kind
 from servesim.fleet.simulate import run_deployment, simulate
 from servesim.runs.records import Outcome, Run
@@ -107,7 +107,7 @@ class Invariants(unittest.TestCase):
 
 class Stages(unittest.TestCase):
     def test_add_up_to_the_time_to_the_first_token(self) -> None:
-        for overlap in OVERLAPS:
+        for overlap in TRANSFER_OVERLAPS:
             run = simulate(
                 disagg="2:1", link_bytes_per_s=5e9, transfer_overlap=overlap, link_latency_s=0.002,
                 rate=40.0, requests=200, output_tokens="1-60",
@@ -133,7 +133,7 @@ class Stages(unittest.TestCase):
 
     def test_a_layer_crosses_while_the_next_is_computed(self) -> None:
         ended = {}
-        for overlap in OVERLAPS:
+        for overlap in TRANSFER_OVERLAPS:
             case = case_of(Row(0.0, 64, 3), unit_steps=False)
             config = EngineConfig(num_blocks=100, max_num_batched_tokens=16, max_num_seqs=8)
             kinds = [[Kind(name=name, config=config, cost=case.cost())] for name in ("prefill", "decode")]
@@ -197,7 +197,7 @@ class Source(unittest.TestCase):
 
 class Colocated(unittest.TestCase):
     def test_an_infinite_link_and_one_request_equal_the_colocated_engine(self) -> None:
-        for overlap in OVERLAPS:
+        for overlap in TRANSFER_OVERLAPS:
             for prompt, output in ((1, 1), (100, 1), (100, 50), (9000, 7)):
                 for cost_model in COST_MODELS:
                     load: dict[str, Any] = {"requests": 1, "cost_model": cost_model}

@@ -22,12 +22,6 @@ ROOMS = (
 ).split()
 
 MISPLACED = {
-    ("config.fleet", "fleet.autoscale"),
-    ("config.fleet", "fleet.disaggregation"),
-    ("config.fleet", "fleet.router"),
-    ("config.fleet", "fleet.usage"),
-    ("config.loadgen", "client.flavour"),
-    ("config.loadgen", "client.target"),
     ("diagnose.binding", "plan.space"),
     ("diagnose.evidence", "plan.space"),
 }

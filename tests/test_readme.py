@@ -11,8 +11,8 @@ from servesim.catalog.models import MODELS
 from servesim.cli.main import VERBS
 from servesim.client.flavour import API_FLAVOURS
 from servesim.config.engine import POLICIES, RULES
+from servesim.config.fleet import LINK_SCOPES, TRANSFER_OVERLAPS
 from servesim.cost.model import COST_MODELS
-from servesim.fleet.disaggregation import OVERLAPS, SCOPES
 from servesim.fleet.router import ROUTERS
 from servesim.report.charts import FIGURES
 from servesim.report.renderers import RENDERERS
@@ -55,7 +55,7 @@ class Readme(unittest.TestCase):
 
     def test_every_registry_entry_is_named(self) -> None:
         registries = (VERBS, HARDWARE, MODELS, COST_MODELS, RULES, POLICIES, ARRIVALS, TRACE_FORMATS, API_FLAVOURS)
-        for registry in (*registries, RENDERERS, FIGURES, ROUTERS, SCOPES, OVERLAPS):
+        for registry in (*registries, RENDERERS, FIGURES, ROUTERS, LINK_SCOPES, TRANSFER_OVERLAPS):
             for name in registry:
                 named = re.search(rf"`(?:--[a-z-]+ )?{re.escape(name)}`", TEXT)
                 self.assertIsNotNone(named, f"the README does not name {name}")

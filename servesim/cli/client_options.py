@@ -9,12 +9,13 @@ from servesim.cli.options import CONFIG, JSON, OUTPUT, PLOT, QUIET, SAVE
 from servesim.cli.parser import Group, Option
 from servesim.client.flavour import API_FLAVOURS
 from servesim.config.loadgen import LOAD_CHECKS, SEARCHED, LoadSpec
-from servesim.config.server import count
+from servesim.config.server import count, one_of
 
 
 def _option(flag: str, about: str, metavar: str = "N", default: str = "", *, key: str = "", **more: Any) -> Option:
     key = key or flag.strip("-").replace("-", "_")
-    return Option(flag, key, about, LOAD_CHECKS[key], metavar, default, **more)
+    check = one_of("api", API_FLAVOURS) if key == "api" else LOAD_CHECKS[key]
+    return Option(flag, key, about, check, metavar, default, **more)
 
 
 SERVER = Group(

@@ -5,17 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from servesim.cli.parser import Group, Option
-from servesim.config.fleet import FLEET_CHECKS, FleetSpec
+from servesim.config.fleet import FLEET_CHECKS, LINK_SCOPES, TRANSFER_OVERLAPS, FleetSpec
+from servesim.config.server import one_of
 from servesim.fleet.autoscale import FIGURES
-from servesim.fleet.disaggregation import OVERLAPS, SCOPES
 from servesim.fleet.router import ROUTERS
+
+CHOICES = {"router": one_of("router", ROUTERS), "scale_on": one_of("figure to scale on", FIGURES)}
+"""Checks for names in registries whose objects live above the configuration."""
 
 
 def _fleet(
     flag: str, about: str, metavar: str = "N", default: str = "", *, key: str = "", swept: bool = True
 ) -> Option:
     key = key or flag.strip("-").replace("-", "_")
-    return Option(flag, key, about, FLEET_CHECKS[key], metavar, default, swept=swept)
+    return Option(flag, key, about, CHOICES.get(key, FLEET_CHECKS[key]), metavar, default, swept=swept)
 
 
 FLEET = Group(
@@ -27,7 +30,7 @@ FLEET = Group(
         _fleet("--disagg", "prefill and decode apart: P engines of the one, D of the other", "P:D"),
         _fleet("--link", "bandwidth of the link that KV crosses with --disagg: 25GB/s", "RATE", key="link_bytes_per_s"),
         _fleet("--link-latency", "added to every transfer", "TIME", "0s", key="link_latency_s"),
-        _fleet("--link-scope", "; ".join(f"{name}: {about}" for name, about in SCOPES.items()), "NAME", "shared"),
+        _fleet("--link-scope", "; ".join(f"{name}: {about}" for name, about in LINK_SCOPES.items()), "NAME", "shared"),
         _fleet("--autoscale", "from MIN to MAX replicas, as the load asks", "MIN:MAX", "off"),
         _fleet(
             "--scale-on",
@@ -39,7 +42,12 @@ FLEET = Group(
         _fleet("--cold-start", "from a replica's launch to its first request", "TIME", "90s", key="cold_start_s"),
         _fleet("--cool-down", "least time from a change to the next step down", "TIME", "5m", key="cool_down_s"),
         _fleet("--scale-every", "time between decisions; 0: at every arrival", "TIME", "15s", key="scale_every_s"),
-        _fleet("--transfer-overlap", "; ".join(f"{name}: {about}" for name, about in OVERLAPS.items()), "NAME", "none"),
+        _fleet(
+            "--transfer-overlap",
+            "; ".join(f"{name}: {about}" for name, about in TRANSFER_OVERLAPS.items()),
+            "NAME",
+            "none",
+        ),
     ),
 )
 

@@ -18,10 +18,12 @@ from servesim.cli.load_options import slos_of, workload_spec
 from servesim.cli.options import gather
 from servesim.cli.output import ascii_only, check_output, result_to
 from servesim.cli.parser import Parser
+from servesim.client.flavour import flavour_of
 from servesim.client.measurement import LiveFile, Measurer, path_beside
 from servesim.client.prompts import GivenPrompt, read_prompts
 from servesim.client.run import Progress
 from servesim.client.scan import DEFAULT_REPEATS, DEFAULT_WARMUP, make_scan, scanned
+from servesim.client.target import target_of
 from servesim.config.loadgen import LoadSpec
 from servesim.config.workload import LOADS, WorkloadSpec, load_requests
 from servesim.console import Console
@@ -75,7 +77,8 @@ def make_plan(parser: Parser, values: dict[str, Any]) -> Plan:
         raise InputError("--url is missing, such as --url http://127.0.0.1:8080")
     values = dict(values)
     load = load_spec(values)
-    load.target()
+    flavour_of(load)
+    target_of(load)
     given = _given(values)
     if given is not None:
         _describe_given(values, given)
@@ -178,7 +181,7 @@ class Work:
             console.note(note)
         path = plan.values.get("save")
         first = None if path is None else LiveFile(path_beside(path, plan.first_label) if plan.first_label else path)
-        page = None if plan.values.get("live") is None else LoadPage(plan.load.target(), plan.values["live"])
+        page = None if plan.values.get("live") is None else LoadPage(target_of(plan.load), plan.values["live"])
         if page is not None:
             console.note(f"the live page is at {page.url}")
         interrupts = Interrupts(patience=2)  # the second ends what is in flight, the third whatever hangs

@@ -13,12 +13,11 @@ from servesim.cli.load_options import SLO, TRACE, WORKLOAD, slos_of, workload_sp
 from servesim.cli.options import CONFIG, JOBS, JSON, OUTPUT, QUIET, SERVER_GROUPS, gather, server_spec
 from servesim.cli.output import result_to
 from servesim.cli.parser import Group, Option, Parser
-from servesim.config.fleet import FLEET_CHECKS, FleetSpec, split
+from servesim.config.fleet import FLEET_CHECKS, FleetSpec, parse_prices, split
 from servesim.config.server import count, number, text
 from servesim.config.workload import load_requests
 from servesim.console import Console
 from servesim.errors import InputError
-from servesim.fleet.usage import parse_prices
 from servesim.inputs import STDIN, is_pipe
 from servesim.interrupts import Interrupts
 from servesim.plan.plan import Planner, PlanSpec, plan_body

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from servesim.config.loadgen import LoadSpec
 from servesim.errors import InputError
 
 Body = dict[str, Any]
@@ -228,3 +229,24 @@ def find_flavour(name: str) -> Flavour:
     if name not in API_FLAVOURS:
         raise InputError(f"unknown api {name!r}, must be one of {', '.join(API_FLAVOURS)}")
     return API_FLAVOURS[name]
+
+
+def flavour_of(load: LoadSpec) -> Flavour:
+    """Return the flavour of a measurement. Raises `InputError` for an option that it has no field for."""
+    flavour = find_flavour(load.api)
+    for name in sorted(flavour.cannot):
+        if getattr(load, name, None):
+            raise InputError(f"the {flavour.name} api has no field for {name}; use --extra-body if the server has one")
+    return flavour
+
+
+def request_options(load: LoadSpec, model: str | None) -> RequestOptions:
+    """Return what every request of a measurement says; its `max_tokens` is each request's own."""
+    return RequestOptions(
+        model=model,
+        min_tokens=load.min_tokens,
+        ignore_eos=load.ignore_eos,
+        temperature=load.temperature,
+        stream=not load.no_stream,
+        extra_body=load.extra_body,
+    )

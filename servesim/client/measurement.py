@@ -23,6 +23,7 @@ from typing import Any
 
 from servesim.catalog.servers import dialect_of
 from servesim.client.fetch import check_reachable, wait_ready
+from servesim.client.flavour import flavour_of, request_options
 from servesim.client.loop import Timeouts
 from servesim.client.processes import measure_in_processes
 from servesim.client.prompts import FixedPrompts, GivenPrompt, Prompts, SyntheticPrompts, TokenRate, prompt_accuracy
@@ -31,6 +32,7 @@ from servesim.client.run import LoadGenerator, Progress, Watchers
 from servesim.client.scraper import RawPage, Scraper
 from servesim.client.setup import pick_model, read_setup
 from servesim.client.shares import deal
+from servesim.client.target import target_of
 from servesim.client.window import gauge_sample, server_window, wanted_names
 from servesim.config.loadgen import LoadSpec
 from servesim.config.workload import WorkloadSpec, drive, load_requests
@@ -117,12 +119,13 @@ class Measurer:
         waiting: Callable[[str], None] = lambda why: None,
     ) -> None:
         self.load = load
-        self.target = load.target()
+        self.target = target_of(load)
         if load.wait_ready_s:
             wait_ready(self.target, load.wait_ready_s, waiting=waiting)
         else:
             check_reachable(self.target)
-        asked = load.model is None and load.flavour.needs_model
+        self.flavour = flavour_of(load)
+        asked = load.model is None and self.flavour.needs_model
         self.model = pick_model(self.target) if asked else load.model
         self.salt = load.prompt_salt or secrets.token_hex(4)
         self.rate = TokenRate()
@@ -246,7 +249,7 @@ class Measurer:
         load = self.load
         return LoadGenerator(
             self.target,
-            load.flavour,
+            self.flavour,
             stream=not load.no_stream,
             timeouts=Timeouts(
                 idle_s=load.idle_timeout_s,
@@ -279,7 +282,7 @@ class Measurer:
         return SyntheticPrompts(requests, self.rate, salt=self.salt, first_serial=first)
 
     def _payload(self, requests: Requests, prompts: Prompts | Conversations) -> Payload:
-        build, options = self.load.flavour.build_body, self.load.request_options(self.model)
+        build, options = self.flavour.build_body, request_options(self.load, self.model)
         output_tokens = requests.output_tokens
 
         def payload(index: int) -> bytes:
@@ -348,7 +351,7 @@ class Measurer:
             warnings.append("the server reports no usage: output tokens are counted from events, prompts not at all")
         extra = [records.extra.get(index, {}) for index in done]
         whole = sum(bool(each.get("non_stream")) for each in extra)
-        if whole and not self.load.no_stream and self.load.flavour.stream_format != "json":
+        if whole and not self.load.no_stream and self.flavour.stream_format != "json":
             warnings.append(f"{whole:,} of {len(done):,} answers came whole, not as streams: their TTFT is unknown")
         if malformed := sum(each.get("malformed_events", 0) for each in extra):
             warnings.append(f"{malformed:,} events were not the JSON that they should be")

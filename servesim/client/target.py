@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote, unquote, urlsplit
 
+from servesim.config.loadgen import LoadSpec
 from servesim.console import reason
 from servesim.errors import InputError
 
@@ -170,6 +171,19 @@ def parse_target(
     if target.tls:
         target.tls_context()  # an unreadable CA file is bad input, not a failed connection
     return target
+
+
+def target_of(load: LoadSpec, environ: Mapping[str, str] | None = None) -> Target:
+    """Return the address of the server that is measured, with its secrets, read from the environment now."""
+    return parse_target(
+        load.url,
+        headers=load.headers,
+        api_key_env=load.api_key_env,
+        proxy=load.proxy,
+        insecure=load.insecure,
+        ca_file=load.ca_file,
+        environ=environ,
+    )
 
 
 def parse_header(text: str) -> tuple[str, str]:

@@ -11,16 +11,12 @@ With `"role": "prefill"` and `"role": "decode"` the kinds compute prompts and an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from servesim.config.server import SERVER_CHECKS, Check, ServerSpec, count, one_of, seconds, switch, text
 from servesim.errors import InputError
-from servesim.fleet.autoscale import FIGURES, Scaling
-from servesim.fleet.disaggregation import OVERLAPS, SCOPES
-from servesim.fleet.router import ROUTERS
-from servesim.fleet.usage import parse_prices
 from servesim.inputs import MAX_CONFIG_BYTES, read_object
 from servesim.units import parse_bandwidth, parse_duration, parse_finite, shown, suggest
 
@@ -30,6 +26,17 @@ ROLES = {
     "both": "computes prompts and answers, as any engine does",
     "prefill": "computes prompts, and sends their KV away",
     "decode": "receives KV, and computes answers",
+}
+
+LINK_SCOPES = {
+    "shared": "one link for all engines",
+    "pair": "a link of its own for every pair of a prefill and a decode engine",
+}
+
+TRANSFER_OVERLAPS = {
+    "none": "the KV leaves when the whole prompt is computed",
+    "chunk": "the KV of a chunk of the prompt leaves when the step that computed it ends",
+    "layer": "the KV of a layer leaves when the layer is computed, while the step goes on",
 }
 
 _OTHER_CACHE = {"kv_tokens": "kv_blocks", "kv_blocks": "kv_tokens"}  # two ways to size one cache
@@ -138,17 +145,51 @@ def interval(value: Any, name: str) -> float:
     return between_s
 
 
+def parse_prices(value: Any, name: str) -> tuple[str, ...]:
+    """Check for prices an hour: `2.5/h` of any device, or `l4-24gb=0.7/h` of one; text or a list of such."""
+    if isinstance(value, (list, tuple)):
+        return tuple(price for item in value for price in parse_prices(item, name))
+    if not isinstance(value, str):
+        raise InputError(f"{name} is {shown(value)}, must be a device and its price an hour such as l4-24gb=0.7/h")
+    prices = tuple(part.strip() for part in value.split(","))
+    for price in prices:
+        _price(price, name)
+    return prices
+
+
+def price_of(hardware: str, prices: Sequence[str]) -> float | None:
+    """Return the price of one device an hour; None if it has none.
+
+    >>> price_of("l4-24gb", ["2.5/h", "l4-24gb=0.7/h"])
+    0.7
+    """
+    known = prices_by_device(prices)
+    return known.get(hardware, known.get(""))
+
+
+def prices_by_device(prices: Sequence[str]) -> dict[str, float]:
+    """Return the prices that are given, by device; that of any other device by ""."""
+    return dict(_price(price, "price") for price in prices)
+
+
+def _price(text: str, name: str) -> tuple[str, float]:
+    device, _, price = text.rpartition("=")
+    if not price.endswith("/h"):
+        raise InputError(f"{name} is {shown(text)}, must be a device and its price an hour such as l4-24gb=0.7/h")
+    return device.strip(), parse_finite(price[:-2], name, above=0.0)
+
+
 FLEET_CHECKS: dict[str, Check] = {
     "replicas": count(maximum=MAX_REPLICAS),
-    "router": one_of("router", ROUTERS),
+    "router": text,
     "fleet": fleet_kinds,
     "disagg": split,
     "link_bytes_per_s": bandwidth,
     "link_latency_s": seconds(),
-    "link_scope": one_of("link scope", SCOPES),
-    "transfer_overlap": one_of("transfer overlap", OVERLAPS),
+    "link_scope": one_of("link scope", LINK_SCOPES),
+    "transfer_overlap": one_of("transfer overlap", TRANSFER_OVERLAPS),
     "autoscale": limits,
-    "scale_on": one_of("figure to scale on", FIGURES),
+    "scale_on": text,
     "scale_target": target,
     "cold_start_s": seconds(),
     "cool_down_s": seconds(),
@@ -172,7 +213,7 @@ class FleetSpec:
     """How many engines serve together, and how. One replica is no fleet at all."""
 
     replicas: int = 1
-    router: str = "least-loaded"
+    router: str = "least-loaded"  # a key of fleet.router.ROUTERS
     fleet: tuple[KindSpec, ...] | None = None
     disagg: str | None = None
     link_bytes_per_s: float | None = None
@@ -180,7 +221,7 @@ class FleetSpec:
     link_scope: str = "shared"
     transfer_overlap: str = "none"
     autoscale: str | None = None  # "MIN:MAX" replicas
-    scale_on: str | None = None  # a key of FIGURES: "concurrency"
+    scale_on: str | None = None  # a key of fleet.autoscale.FIGURES
     scale_target: float | None = None
     cold_start_s: float | None = None
     cool_down_s: float | None = None
@@ -209,7 +250,6 @@ class FleetSpec:
             for name in _SCALING:
                 if getattr(self, name) is not None:
                     raise InputError(f"{name} is given, but nothing grows or shrinks; give --autoscale, such as 1:8")
-        self.scaling()  # which refuses a target that its figure cannot reach
         if self.is_apart and self.link_bytes_per_s is None:
             raise InputError("prefill and decode apart need a link; give its bandwidth, such as --link 25GB/s")
         if not self.is_apart:
@@ -222,27 +262,9 @@ class FleetSpec:
                 if getattr(self, name) != default:
                     raise InputError(f"{name} is given, but no KV crosses a link; give --disagg, or roles in --fleet")
 
-    def scaling(self) -> Scaling | None:
-        """Return how the number of replicas follows the load, what was not given filled in; None where it does not."""
-        if self.autoscale is None:
-            return None
-        fewest, most = map(int, self.autoscale.split(":"))
-        on = self.scale_on or "concurrency"
-        given = {
-            "target": FIGURES[on].target if self.scale_target is None else self.scale_target,
-            "cold_start_s": self.cold_start_s,
-            "cool_down_s": self.cool_down_s,
-            "every_s": self.scale_every_s,
-        }
-        return Scaling(minimum=fewest, maximum=most, on=on, **{k: v for k, v in given.items() if v is not None})
-
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields by name, of those that are `SAID_WHEN_USED` the ones that are, with the values in force."""
+        """Return the fields by name, of those that are `SAID_WHEN_USED` the ones that are."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        scaling = self.scaling()
-        if scaling is not None:
-            values |= {"scale_on": scaling.on, "scale_target": scaling.target, "cold_start_s": scaling.cold_start_s}
-            values |= {"cool_down_s": scaling.cool_down_s, "scale_every_s": scaling.every_s}
         if self.price is not None:
             values["price"] = list(self.price)
         return {
@@ -263,5 +285,4 @@ class FleetSpec:
         if self.disagg is not None:
             prefill, decode = map(int, self.disagg.split(":"))
             return KindSpec(count=prefill, role="prefill"), KindSpec(count=decode, role="decode")
-        scaling = self.scaling()
-        return (KindSpec(count=self.replicas if scaling is None else scaling.maximum),)
+        return (KindSpec(count=self.replicas if self.autoscale is None else int(self.autoscale.partition(":")[2])),)

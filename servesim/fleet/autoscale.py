@@ -14,9 +14,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from servesim.config.fleet import FleetSpec
 from servesim.errors import InputError
 from servesim.fleet.fleet import Fleet, Kind
 from servesim.fleet.replica import Replica
@@ -54,6 +55,41 @@ class Scaling:
         for name in ("cold_start_s", "cool_down_s", "every_s", "window_s", "tolerance"):
             if not 0.0 <= getattr(self, name) < math.inf:
                 raise InputError(f"{name} is {getattr(self, name)}, must be 0 or more")
+
+
+def scaling_of(spec: FleetSpec) -> Scaling | None:
+    """Return how the number of replicas follows the load, what was not given filled in; None where it does not.
+
+    Raises `InputError` for a target that its figure cannot reach.
+    """
+    if spec.autoscale is None:
+        return None
+    fewest, most = map(int, spec.autoscale.split(":"))
+    on = spec.scale_on or "concurrency"
+    if on not in FIGURES:
+        raise suggest("figure to scale on", on, FIGURES)
+    given = {
+        "target": FIGURES[on].target if spec.scale_target is None else spec.scale_target,
+        "cold_start_s": spec.cold_start_s,
+        "cool_down_s": spec.cool_down_s,
+        "every_s": spec.scale_every_s,
+    }
+    return Scaling(minimum=fewest, maximum=most, on=on, **{k: v for k, v in given.items() if v is not None})
+
+
+def with_scaling(spec: FleetSpec) -> FleetSpec:
+    """Return `spec` with every value of its autoscaling in force. Raises `InputError` as `scaling_of` does."""
+    scaling = scaling_of(spec)
+    if scaling is None:
+        return spec
+    return replace(
+        spec,
+        scale_on=scaling.on,
+        scale_target=scaling.target,
+        cold_start_s=scaling.cold_start_s,
+        cool_down_s=scaling.cool_down_s,
+        scale_every_s=scaling.every_s,
+    )
 
 
 @dataclass(slots=True)

@@ -11,11 +11,13 @@ from servesim.config.fleet import FleetSpec, KindSpec
 from servesim.config.server import ServerSpec
 from servesim.cost.model import CostModel
 from servesim.errors import InputError
-from servesim.fleet.autoscale import ScaledFleet
+from servesim.fleet.autoscale import ScaledFleet, scaling_of, with_scaling
 from servesim.fleet.disaggregation import Disaggregation, Link
 from servesim.fleet.fleet import Fleet, Kind
+from servesim.fleet.router import ROUTERS
 from servesim.fleet.usage import Worked
 from servesim.runs.records import Run
+from servesim.units import suggest
 from servesim.workload.workload import Workload
 
 
@@ -111,7 +113,7 @@ class Deployment:
             kind = Kind(name=built.name, config=config, cost=cost, count=built.count)
             roles[built.kind.role].append(kind)
         spec = self.spec
-        scaling = spec.scaling()
+        scaling = scaling_of(spec)
         if scaling is not None:
             return ScaledFleet(workload, roles["both"][0], scaling, router=spec.router, seed=seed)
         if not spec.is_apart:
@@ -140,6 +142,9 @@ def build_deployment(asked: ServerSpec, spec: FleetSpec) -> Deployment:
 
     Raises `InputError` for limits that contradict each other and `CapacityError` where memory does not suffice.
     """
+    if spec.router not in ROUTERS:
+        raise suggest("router", spec.router, ROUTERS)
+    spec = with_scaling(spec)
     kinds = []
     for kind in spec.kinds():
         server = build_server(kind.server(asked))

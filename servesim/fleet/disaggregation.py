@@ -21,6 +21,7 @@ from collections.abc import Sequence as Listing
 from dataclasses import dataclass, field
 from typing import Any
 
+from servesim.config.fleet import LINK_SCOPES, TRANSFER_OVERLAPS
 from servesim.engine.finalise import close_records
 from servesim.engine.laws import Facts, broken_laws
 from servesim.engine.request_limits import Screen
@@ -33,17 +34,6 @@ from servesim.fleet.router import ROUTERS
 from servesim.runs.records import Outcome, Records, Run
 from servesim.units import suggest
 from servesim.workload.workload import Workload
-
-SCOPES = {
-    "shared": "one link for all engines",
-    "pair": "a link of its own for every pair of a prefill and a decode engine",
-}
-
-OVERLAPS = {
-    "none": "the KV leaves when the whole prompt is computed",
-    "chunk": "the KV of a chunk of the prompt leaves when the step that computed it ends",
-    "layer": "the KV of a layer leaves when the layer is computed, while the step goes on",
-}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,10 +58,10 @@ class Link:
             raise InputError(f"link is {self.bytes_per_s} B/s, must be above 0")
         if not self.latency_s >= 0.0:
             raise InputError(f"link_latency is {self.latency_s} s, must be 0 or more")
-        if self.scope not in SCOPES:
-            raise suggest("link scope", self.scope, SCOPES)
-        if self.overlap not in OVERLAPS:
-            raise suggest("transfer overlap", self.overlap, OVERLAPS)
+        if self.scope not in LINK_SCOPES:
+            raise suggest("link scope", self.scope, LINK_SCOPES)
+        if self.overlap not in TRANSFER_OVERLAPS:
+            raise suggest("transfer overlap", self.overlap, TRANSFER_OVERLAPS)
 
     def carry(
         self, source: int, target: int, size_bytes: int, ready_s: float, last_s: float = 0.0

@@ -19,10 +19,10 @@ from typing import Any
 
 from servesim.catalog.hardware import Hardware
 from servesim.config.build import Server
+from servesim.config.fleet import price_of
 from servesim.cost.parameters import DetailedParameters
 from servesim.errors import InputError
 from servesim.runs.records import Outcome, Run
-from servesim.units import parse_finite, shown
 
 ESTIMATE = "an estimate: idle power x paid time + (peak - idle) x time of steps without their host overhead"
 
@@ -39,40 +39,6 @@ class Worked:
     @property
     def devices(self) -> int:
         return self.server.spec.tensor_parallel_size * self.server.spec.pipeline_parallel_size
-
-
-def parse_prices(value: Any, name: str) -> tuple[str, ...]:
-    """Check for prices an hour: `2.5/h` of any device, or `l4-24gb=0.7/h` of one; text or a list of such."""
-    if isinstance(value, (list, tuple)):
-        return tuple(price for item in value for price in parse_prices(item, name))
-    if not isinstance(value, str):
-        raise InputError(f"{name} is {shown(value)}, must be a device and its price an hour such as l4-24gb=0.7/h")
-    prices = tuple(part.strip() for part in value.split(","))
-    for price in prices:
-        _price(price, name)
-    return prices
-
-
-def price_of(hardware: str, prices: Sequence[str]) -> float | None:
-    """Return the price of one device an hour; None if it has none.
-
-    >>> price_of("l4-24gb", ["2.5/h", "l4-24gb=0.7/h"])
-    0.7
-    """
-    known = prices_by_device(prices)
-    return known.get(hardware, known.get(""))
-
-
-def prices_by_device(prices: Sequence[str]) -> dict[str, float]:
-    """Return the prices that are given, by device; that of any other device by ""."""
-    return dict(_price(price, "price") for price in prices)
-
-
-def _price(text: str, name: str) -> tuple[str, float]:
-    device, _, price = text.rpartition("=")
-    if not price.endswith("/h"):
-        raise InputError(f"{name} is {shown(text)}, must be a device and its price an hour such as l4-24gb=0.7/h")
-    return device.strip(), parse_finite(price[:-2], name, above=0.0)
 
 
 def usage(run: Run, worked: Sequence[Worked], prices: Sequence[str], *, energy: bool) -> dict[str, Any]:

@@ -14,12 +14,11 @@ from functools import cached_property
 from typing import Any
 
 from servesim.config.build import Server
-from servesim.config.fleet import FleetSpec
+from servesim.config.fleet import FleetSpec, price_of, prices_by_device
 from servesim.config.server import ServerSpec
 from servesim.cost.roofline import Roofline
 from servesim.errors import CapacityError, InputError
 from servesim.fleet.build import Deployment, build_deployment
-from servesim.fleet.usage import price_of, prices_by_device
 from servesim.stats import nearest_rank
 from servesim.summary.slo import Slo
 from servesim.units import format_ms
