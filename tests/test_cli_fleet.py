@@ -12,7 +12,7 @@ from typing import Any
 from servesim.runs.reader import read_run
 from servesim.summary.summary import summarize
 from tests.command import in_shell, servesim
-from tests.extent import once
+from tests.extent import in_full, once
 
 SMALL = ("--quiet", "--requests", "60", "--prompt-tokens", "20-400", "--output-tokens", "1-40")
 APART = ("--disagg", "1:2", "--link", "25GB/s")
@@ -99,15 +99,16 @@ class Replicas(Fleets):
     @once
     def test_the_same_seed_gives_the_same_bytes_under_any_hash_seed(self) -> None:
         flags = " ".join(SMALL)
-        for fleet in (
-            "--replicas 3 --router prefix --prefix-caching --shared-prefix-tokens 64 --prefixes 5",
-            "--replicas 3 --router random --concurrency 7",
-            "--disagg 2:2 --link 10GB/s --transfer-overlap layer --router least-kv",
-        ):
-            load = "" if "--concurrency" in fleet else "--rate 90"
-            command = f"servesim simulate {flags} {load} {fleet} --json"
-            outputs = {in_shell(command, PYTHONHASHSEED=seed).out for seed in ("0", "1")}
-            self.assertEqual(len(outputs), 1)
+        fleets = (
+            "--rate 90 --replicas 3 --router prefix --prefix-caching --shared-prefix-tokens 64 --prefixes 5",
+            "--concurrency 7 --replicas 3 --router random",
+            "--rate 90 --disagg 2:2 --link 10GB/s --transfer-overlap layer --router least-kv",
+        )
+        runs = "; ".join(f"main('simulate {flags} {fleet} --json'.split())" for fleet in fleets)
+        command = f'python3 -c "from servesim.cli.main import main; {runs}"'
+        outputs = {in_shell(command, PYTHONHASHSEED=seed).out for seed in ("0", "1")}
+        self.assertEqual(len(outputs), 1)
+        self.assertEqual(outputs.pop().count('"schema"'), 3)
 
 
 class Apart(Fleets):
@@ -216,7 +217,7 @@ class Sweeps(Fleets):
         self.assertEqual(got["rows"][0]["ttft_ms"], got["rows"][1]["ttft_ms"])
         self.assertLess(got["rows"][2]["tpot_ms"]["p95"], got["rows"][0]["tpot_ms"]["p95"])
 
-    @once
+    @in_full
     def test_the_link_is_swept_beside_the_colocated_engines(self) -> None:
         flags = ("--quiet", "--trace", "fixtures/mixed.jsonl", "--disagg", "3:1", "--link", "10GB/s,25GB/s")
         text = servesim("sweep", *flags).out

@@ -11,7 +11,7 @@ from typing import Any
 from servesim.cli.plan import TUNED, build_parser, plan_spec
 from servesim.report.schemas.registry import schema
 from tests.command import servesim
-from tests.extent import once
+from tests.extent import in_full
 from tests.json_schema import problems
 
 SMALL = (
@@ -66,7 +66,7 @@ class Plan(unittest.TestCase):
         again = self.json("plan", "--quiet", "--jobs", "1", "--config", document)
         self.assertEqual(again, body)
 
-    @once
+    @in_full
     def test_any_number_of_jobs_prints_the_same(self) -> None:
         two = tuple("2" if word == "1" else word for word in SMALL)
         self.assertEqual(servesim(*SMALL).out, servesim(*two).out)

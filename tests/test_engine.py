@@ -28,7 +28,7 @@ from servesim.workload.requests import Requests
 from servesim.workload.workload import OpenLoop
 from tests.case import Case, Row, StepCost
 from tests.command import in_shell, servesim
-from tests.extent import once, seeds
+from tests.extent import in_full, once, seeds
 from tests.oracle import difference_of_runs
 from tests.random_cases import random_case
 
@@ -98,11 +98,11 @@ class OneRun(unittest.TestCase):
     def test_no_hash_seed_changes_a_byte(self) -> None:
         script = (
             "import hashlib; from tests.random_cases import random_case; from tests.test_engine import run_case, saved;"
-            "print([hashlib.sha256(saved(run_case(random_case(seed)))).hexdigest() for seed in range(60)])"
+            "print([hashlib.sha256(saved(run_case(random_case(seed)))).hexdigest() for seed in range(30)])"
         )
-        found = {in_shell(f'python3 -c "{script}"', PYTHONHASHSEED=seed).out for seed in ("0", "1", "77", "random")}
+        found = {in_shell(f'python3 -c "{script}"', PYTHONHASHSEED=seed).out for seed in ("0", "1", "random")}
         self.assertEqual(len(found), 1)
-        self.assertEqual(found.pop().count("'"), 120)
+        self.assertEqual(found.pop().count("'"), 60)
 
     def test_a_finished_engine_has_nothing_left_to_do(self) -> None:
         case = case_of([Row(0, 16, 5)])
@@ -132,13 +132,15 @@ class Laws(unittest.TestCase):
 
     @once
     def test_one_sequence_at_a_time_is_the_m_d_1_queue(self) -> None:
+        self.check_m_d_1((0.3, 8_000, False), (0.6, 15_000, False), (0.6, 15_000, True))
+
+    @in_full
+    def test_it_is_that_queue_near_saturation_too(self) -> None:
+        self.check_m_d_1((0.9, 80_000, False))
+
+    def check_m_d_1(self, *cases: tuple[float, int, bool]) -> None:
         # Mean wait = load / (2 (1 - load)) x service: Pollaczek 1930, Khinchin 1932. A request of 3 tokens takes 3 s.
-        for load, count, ahead in (
-            (0.3, 10_000, False),
-            (0.6, 20_000, False),
-            (0.6, 20_000, True),
-            (0.9, 80_000, False),
-        ):
+        for load, count, ahead in cases:
             with self.subTest(load=load, async_scheduling=ahead):
                 waits = self.waits(
                     load / 3.0, count, EngineConfig(num_blocks=10, max_num_seqs=1, async_scheduling=ahead)

@@ -157,8 +157,8 @@ class SchedulingFaults(OnAnEngine):
             self.assertEqual(run.records.outcome[0], outcome)
 
     def test_thirty_long_requests_in_a_cache_for_two_end_with_few_preemptions(self) -> None:
-        rows = [Row(0, 100, 3200 + i * 396 // 29) for i in range(30)]
-        run = self.run_of(rows, num_blocks=531)
+        rows = [Row(0, 100, 1600 + i * 196 // 29) for i in range(30)]
+        run = self.run_of(rows, num_blocks=262)
         self.assertEqual(run.records.outcome.count(Outcome.COMPLETED), 30)
         self.assertLess(run.engine.preemptions, 200)
         self.assertEqual(sum(run.records.output_tokens), sum(row.output for row in rows))

@@ -15,7 +15,7 @@ from servesim.summary.summary import Summary
 from servesim.workload.requests import Requests
 from servesim.workload.workload import CREDIT, OpenLoop, Retrying
 from tests.command import servesim
-from tests.extent import once
+from tests.extent import in_full, once
 
 SPIKE = str(Path(__file__).resolve().parent.parent / "fixtures/spike.csv")
 
@@ -142,6 +142,7 @@ class Metastable(unittest.TestCase):
     def test_without_retries_it_recovers(self) -> None:
         self.assertGreater(self.after(retries=0)[0], 0.99)
 
+    @in_full
     def test_a_bounded_queue_or_a_retry_budget_restores_it(self) -> None:
         for options in ({"max_num_queued_reqs": 32}, {"retry_budget": 0.1}):
             with self.subTest(**options):

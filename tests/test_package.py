@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from functools import cache
 from pathlib import Path
 
 import servesim
@@ -33,6 +34,11 @@ CIRCLES = [
 """Files of the engine that still import each other in a circle."""
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
 def room(path: Path) -> str:
     """Return the room that a module of the package belongs to."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
@@ -52,7 +58,7 @@ def import_graph(package: Path) -> dict[str, set[str]]:
     graph: dict[str, set[str]] = {}
     for name, path in files.items():
         graph[name] = set()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 found = [f"{node.module}.{alias.name}" for alias in node.names]
                 found = [each if each.partition(".")[2] in files else node.module for each in found]
@@ -85,7 +91,7 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
 def imports(path: Path) -> list[tuple[int, str]]:
     """Return (line, dotted module) of every import in `path`, those that only a type checker sees included."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -146,11 +152,7 @@ class TheHouse(unittest.TestCase):
                     self.assertIn(name.split(".")[0], {*sys.stdlib_module_names, "servesim", "tests", "fixtures"})
 
     def test_every_module_says_what_it_is(self) -> None:
-        silent = [
-            str(path.relative_to(ROOT))
-            for path in modules()
-            if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-        ]
+        silent = [str(path.relative_to(ROOT)) for path in modules() if not ast.get_docstring(parsed(path))]
         self.assertEqual(silent, [])
 
 

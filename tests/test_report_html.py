@@ -13,7 +13,7 @@ from servesim.report.input import Material, grid_of
 from servesim.report.renderers import RENDERERS
 from servesim.report.svg import PAGE_STYLE, plain
 from servesim.report.text import fleet_lines
-from tests.extent import once
+from tests.extent import in_full
 from tests.report_runs import HOSTILE, burst, divided, hostile, materials, named, streams, sweep_document
 from tests.runs import measured, random_simulated
 
@@ -155,7 +155,7 @@ class ThePage(unittest.TestCase):
         material = Material("t", [named(burst())])
         self.assertEqual("".join(page(material, draw(material))), html(material))
 
-    @once
+    @in_full
     def test_a_hundred_thousand_requests_stay_under_two_megabytes(self) -> None:
         run = simulate(requests=100_000, rate=3000, prompt_tokens="16", output_tokens="2-5", max_num_seqs=32)
         content = html(Material("t", [named(run, "t", "ttft_p95=20ms")]))

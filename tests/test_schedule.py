@@ -11,7 +11,7 @@ from servesim import simulate
 from servesim.errors import InputError
 from servesim.workload.arrivals import RateSchedule, draw_arrivals, draw_scheduled, read_schedule, schedule_of
 from tests.command import servesim
-from tests.extent import once
+from tests.extent import once, seeds
 
 ROOT = Path(__file__).resolve().parent.parent
 DAY = RateSchedule((0.0, 100.0, 300.0, 400.0), (2.0, 10.0, 10.0, 2.0))
@@ -40,7 +40,7 @@ class Rescaling(unittest.TestCase):
     def test_poisson_counts_have_the_mean_and_the_variance_of_the_integral(self) -> None:
         windows = ((0.0, 50.0, 200.0), (100.0, 200.0, 1000.0), (350.0, 400.0, 200.0))
         counts: dict[float, list[int]] = {begin: [] for begin, _, _ in windows}
-        for seed in range(300):
+        for seed in seeds(300):
             times = draw_scheduled("poisson", DAY, seed=seed)
             self.assertEqual(list(times), sorted(times))
             for begin, end, _ in windows:

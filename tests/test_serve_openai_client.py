@@ -10,7 +10,7 @@ import unittest
 import venv
 from pathlib import Path
 
-from tests.extent import once
+from tests.extent import in_full
 from tests.serve_case import LiveServer, eventually
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -77,7 +77,7 @@ def client_python() -> Path | None:
     return python
 
 
-@once
+@in_full
 class OfficialClient(unittest.TestCase):
     def test_it_lists_asks_streams_and_fails_as_it_does_with_the_real_thing(self) -> None:
         python = client_python()

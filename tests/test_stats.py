@@ -14,7 +14,8 @@ from tests.extent import once
 
 def textbook_rank(percentile: str, count: int) -> int:
     """The smallest rank r with 100 r / count >= percentile, found by trying them all."""
-    return next(r for r in range(1, count + 1) if Fraction(100 * r, count) >= Fraction(percentile))
+    exact = Fraction(percentile) * count / 100
+    return next(r for r in range(1, count + 1) if r * exact.denominator >= exact.numerator)
 
 
 class Ranks(unittest.TestCase):

@@ -42,7 +42,7 @@ from servesim.report.series import (
 )
 from servesim.report.svg import HEIGHT, WIDTH, escape, line_path, steps_path
 from servesim.report.timeline import PHASES, chosen_lanes, request_lanes, spans_of, timeline
-from tests.extent import once
+from tests.extent import once, seeds
 from tests.report_runs import GOLDEN, HOSTILE, burst, divided, golden_pictures, materials, named, streams
 from tests.runs import measured, random_simulated
 
@@ -77,7 +77,7 @@ def outside(figure: Figure) -> list[tuple[int | None, int | None]]:
 class Marks(unittest.TestCase):
     @once
     def test_every_mark_is_inside_its_axes_whatever_the_run(self) -> None:
-        for seed in range(60):
+        for seed in seeds(60):
             material = Material("t", [named(random_simulated(seed), "a", "ttft_p95=10ms"), named(streams(seed), "b")])
             for figure in draw(material):
                 with self.subTest(seed=seed, figure=figure.name):

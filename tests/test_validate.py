@@ -18,7 +18,7 @@ from servesim.errors import InputError
 from servesim.report.calibration import evidence_markdown, evidence_text
 from tests.command import Said
 from tests.data import FOLDER, needs_data
-from tests.extent import once
+from tests.extent import in_full
 
 HEADER = (
     "group,engine,engine_version,model,hardware,precision,gemm_quant,moe_quant,tp,pp,attention_dp,moe_tp,moe_ep,"
@@ -44,7 +44,7 @@ def group(**changes: object) -> Group:
 
 
 class WithoutData(unittest.TestCase):
-    @once
+    @in_full
     def test_the_claims_that_need_no_data_hold(self) -> None:
         found = validate(None, names=("recovery", "m4-pro"))
         self.assertEqual([each.name for each in found], ["recovery", "m4-pro"])
