@@ -8,14 +8,11 @@ Knows no room: what a saved run, a document or a table means is the business of 
 from __future__ import annotations
 
 import codecs
-import gzip
 import io
 import json
 import os
-import shutil
 import stat
 import sys
-import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -157,6 +154,9 @@ def rereadable(path: str | None) -> Iterator[str | None]:
     if path is None or (not is_pipe(path) and path != STDIN) or (path == STDIN and sys.stdin is None):
         yield path
         return
+    import shutil
+    import tempfile  # with `random` and two compressors in its wake, which no start needs
+
     with tempfile.TemporaryDirectory(prefix="servesim-") as folder, ExitStack() as stack:
         copy = os.path.join(folder, "stdin" if path == STDIN else os.path.basename(path))
         source = sys.stdin.buffer if path == STDIN else stack.enter_context(open(path, "rb"))
@@ -289,6 +289,8 @@ class _Unpacked(io.RawIOBase):
     """A gzip stream, which gives all that it has before it raises what is wrong with it."""
 
     def __init__(self, packed: io.BufferedReader) -> None:
+        import gzip  # which most starts do without
+
         self._gzip = gzip.GzipFile(fileobj=packed)
         self._fault: Exception | None = None
 

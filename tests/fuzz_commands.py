@@ -99,7 +99,7 @@ def _write_files(folder: Path) -> None:
     (folder / "device.json").write_text('{"base": "l4-24gb", "mfu": 0.4}', encoding="utf-8")
     (folder / "fleet.json").write_text('{"replicas": [{"count": 1}, {"hardware": "l4-24gb"}]}', encoding="utf-8")
     (folder / "table.csv").write_text("prompt_tokens,output_tokens,ttft_ms,tpot_ms\n100,20,30,9\n", encoding="utf-8")
-    (folder / "config.json").write_bytes((ROOT / "fixtures/models/llama-3.1-8b/config.json").read_bytes())
+    (folder / "config.json").write_bytes((ROOT / "servesim/catalog/data/llama-3.1-8b.json").read_bytes())
     (folder / "empty").write_bytes(b"")
     (folder / "binary").write_bytes(bytes(range(256)) * 4)
     (folder / "spoilt.json").write_text('{"rows": [{"requests": {}, "throughput": {"a": []}}]}', encoding="utf-8")

@@ -288,7 +288,8 @@ def read_a_config(data: bytes) -> None:
 
 @cache
 def config_seeds() -> list[bytes]:
-    return [path.read_bytes() for path in sorted((ROOT / "fixtures" / "models").glob("*/config.json"))]
+    presets = (ROOT / "servesim" / "catalog" / "data").glob("*.json")
+    return [path.read_bytes() for path in sorted([*presets, *(ROOT / "fixtures" / "models").glob("*/config.json")])]
 
 
 def read_prompt_lines(data: bytes) -> None:

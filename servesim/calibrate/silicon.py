@@ -30,7 +30,7 @@ from servesim.calibrate.parameters import held
 from servesim.calibrate.solver import Parameter
 from servesim.catalog.hardware import Hardware, named_hardware
 from servesim.catalog.model import Model
-from servesim.catalog.models import MODELS, REPOSITORIES
+from servesim.catalog.models import MODELS, repositories
 from servesim.cost.parameters import DetailedParameters
 from servesim.errors import InputError, ServesimError
 from servesim.inputs import read_text
@@ -78,7 +78,7 @@ class Group:
     def preset(self) -> Model:
         """Return the preset of the model's shape; raise `InputError` where there is none."""
         name = PRESETS.get(self.model, self.model)
-        preset = MODELS.get(REPOSITORIES.get(name, name))
+        preset = MODELS.get(repositories().get(name, name))
         if preset is None:
             raise InputError(f"no preset for {self.model}")
         return preset

@@ -122,12 +122,16 @@ def read_hugging_face(path: str) -> Model:
     config = os.path.join(path, "config.json") if os.path.isdir(path) else path
     if os.path.isdir(path) and not os.path.isfile(config):
         raise InputError(f"{path}: holds no config.json; give a folder with one, or a .gguf file by its name")
-    fields = _text_fields(read_object(config, limit_bytes=MAX_CONFIG_BYTES), config)
+    fields = decoder_fields(read_object(config, limit_bytes=MAX_CONFIG_BYTES), config)
     folder = os.path.dirname(os.path.abspath(config))
-    return _model(fields, folder, _name(config))
+    model = plain_model(fields, _name(config))
+    weights = folder_weights(folder, model.layers)
+    if weights is not None and weights.params is not None:
+        model = replace(model, params=weights.params)
+    return _weighed(model, _quantization(fields, folder), weights, fields.path)
 
 
-def _text_fields(document: dict[str, Any], path: str) -> Fields:
+def decoder_fields(document: dict[str, Any], path: str) -> Fields:
     """Return the fields of the decoder: the text part of a multimodal file, with what is only said outside of it."""
     values = document
     if document.get("is_encoder_decoder") is True:
@@ -143,7 +147,8 @@ def _text_fields(document: dict[str, Any], path: str) -> Fields:
     return Fields({**defaults, **{key: value for key, value in values.items() if value is not None}}, path)
 
 
-def _model(fields: Fields, folder: str, name: str) -> Model:
+def plain_model(fields: Fields, name: str) -> Model:
+    """Return the model that the shapes in `fields` make, its parameters counted and none of its weights quantised."""
     hidden = fields.count("hidden_size", "n_embd", "d_model", "model_dim")
     layers = layer_count(fields)
     heads = fields.count("num_attention_heads", "n_head", "n_heads", "num_heads", default=1)
@@ -182,9 +187,7 @@ def _model(fields: Fields, folder: str, name: str) -> Model:
     )
     if counted >= 10**14:
         raise InputError(f"{fields.path}: describes {counted:.3g} parameters, more than any model has")
-    weights = folder_weights(folder, layers)
-    params = counted if weights is None or weights.params is None else weights.params
-    return _weighed(replace(model, params=params), _quantization(fields, folder), weights, fields.path)
+    return replace(model, params=counted)
 
 
 def _weighed(model: Model, form: CheckpointFormat | None, weights: Weights | None, path: str) -> Model:

@@ -1,73 +1,65 @@
-"""Model presets: the published figures of models that people serve, each with its source and date.
+"""Models by name: presets, repositories of Hugging Face, and the files of any other model.
 
-Parameters are those of the checkpoint's own count (tied embeddings counted once, vision towers and draft layers left
-out), layer shapes those of its `config.json`. A test derives the parameters from the shapes and holds the two together.
-Any other model is read from its own files, by modules that are imported when a path is given.
+A preset is a file `data/NAME.json`: the trimmed `config.json` of the model, which the importer reads as it reads a
+user's own, and under `servesim` what no configuration says: the published parameters (tied embeddings counted once,
+vision towers and draft layers left out), the source and its date, and the repositories that hold the same shapes. A
+preset with a `base` is that preset with what its own file says instead. One file is read for one preset.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cache
 
-from servesim.catalog.dense_models import DENSE_MODELS
-from servesim.catalog.expert_models import EXPERT_MODELS
-from servesim.catalog.model import Attention as Attention
-from servesim.catalog.model import Experts as Experts
-from servesim.catalog.model import Model as Model
+from servesim.catalog.huggingface import checkpoint_format, decoder_fields, plain_model, read_hugging_face
+from servesim.catalog.json_fields import Fields
+from servesim.catalog.model import Model
 from servesim.errors import InputError
+from servesim.inputs import Object, read_object
 from servesim.units import shown, suggest
 
-MODELS: dict[str, Model] = {preset.name: preset for preset in (*DENSE_MODELS, *EXPERT_MODELS)}
+_NAMES = """
+    llama-3.1-8b llama-3.1-8b-fp8 llama-3.1-70b llama-3.1-405b llama-3.2-1b llama-3.2-3b
+    smollm2-135m smollm2-135m-q8_0 smollm2-135m-q4_1 smollm2-360m smollm2-1.7b tinystories-gpt-47m
+    qwen3-0.6b qwen3-1.7b qwen3-4b qwen3-8b qwen3-14b qwen3-32b qwen2.5-7b qwen2.5-72b
+    mistral-7b mistral-nemo-12b mistral-small-24b
+    gemma-2-9b gemma-3-1b gemma-3-4b gemma-3-12b gemma-3-27b phi-4
+    qwen3-30b-a3b qwen3-235b-a22b qwen3-235b-a22b-fp8 qwen3-next-80b-a3b qwen3.5-397b-a17b
+    gpt-oss-20b gpt-oss-120b mixtral-8x7b
+    deepseek-v3 deepseek-r1 deepseek-v2-lite kimi-k2 kimi-k2.5 glm-5 minimax-m2.5 llama-4-scout
+""".split()
+"""The presets in the order in which they are listed: dense models by their makers, then mixtures of experts."""
 
-REPOSITORIES: dict[str, str] = {
-    "meta-llama/Llama-3.1-8B": "llama-3.1-8b",
-    "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b",
-    "meta-llama/Llama-3.1-70B": "llama-3.1-70b",
-    "meta-llama/Llama-3.1-70B-Instruct": "llama-3.1-70b",
-    "meta-llama/Llama-3.3-70B-Instruct": "llama-3.1-70b",
-    "meta-llama/Llama-3.1-405B-Instruct": "llama-3.1-405b",
-    "meta-llama/Llama-3.2-1B-Instruct": "llama-3.2-1b",
-    "meta-llama/Llama-3.2-3B-Instruct": "llama-3.2-3b",
-    "HuggingFaceTB/SmolLM2-135M-Instruct": "smollm2-135m",
-    "HuggingFaceTB/SmolLM2-360M-Instruct": "smollm2-360m",
-    "HuggingFaceTB/SmolLM2-1.7B-Instruct": "smollm2-1.7b",
-    "Qwen/Qwen3-0.6B": "qwen3-0.6b",
-    "Qwen/Qwen3-1.7B": "qwen3-1.7b",
-    "Qwen/Qwen3-4B": "qwen3-4b",
-    "Qwen/Qwen3-8B": "qwen3-8b",
-    "Qwen/Qwen3-14B": "qwen3-14b",
-    "Qwen/Qwen3-32B": "qwen3-32b",
-    "Qwen/Qwen3-30B-A3B": "qwen3-30b-a3b",
-    "Qwen/Qwen3-235B-A22B": "qwen3-235b-a22b",
-    "Qwen/Qwen3-235B-A22B-FP8": "qwen3-235b-a22b-fp8",
-    "Qwen/Qwen3-Next-80B-A3B-Instruct": "qwen3-next-80b-a3b",
-    "Qwen/Qwen3.5-397B-A17B": "qwen3.5-397b-a17b",
-    "Qwen/Qwen2.5-7B-Instruct": "qwen2.5-7b",
-    "Qwen/Qwen2.5-72B-Instruct": "qwen2.5-72b",
-    "openai/gpt-oss-20b": "gpt-oss-20b",
-    "openai/gpt-oss-120b": "gpt-oss-120b",
-    "mistralai/Mistral-7B-Instruct-v0.3": "mistral-7b",
-    "mistralai/Mistral-Nemo-Instruct-2407": "mistral-nemo-12b",
-    "mistralai/Mistral-Small-24B-Instruct-2501": "mistral-small-24b",
-    "mistralai/Mixtral-8x7B-Instruct-v0.1": "mixtral-8x7b",
-    "meta-llama/Llama-4-Scout-17B-16E-Instruct": "llama-4-scout",
-    "google/gemma-2-9b-it": "gemma-2-9b",
-    "google/gemma-3-1b-it": "gemma-3-1b",
-    "google/gemma-3-4b-it": "gemma-3-4b",
-    "google/gemma-3-12b-it": "gemma-3-12b",
-    "google/gemma-3-27b-it": "gemma-3-27b",
-    "deepseek-ai/DeepSeek-V3": "deepseek-v3",
-    "deepseek-ai/DeepSeek-R1": "deepseek-r1",
-    "deepseek-ai/DeepSeek-V2-Lite": "deepseek-v2-lite",
-    "moonshotai/Kimi-K2-Instruct": "kimi-k2",
-    "moonshotai/Kimi-K2.5": "kimi-k2.5",
-    "zai-org/GLM-5": "glm-5",
-    "zhipuai/GLM-5": "glm-5",
-    "MiniMaxAI/MiniMax-M2": "minimax-m2.5",
-    "MiniMaxAI/MiniMax-M2.5": "minimax-m2.5",
-    "microsoft/phi-4": "phi-4",
-}
-"""The names under which a server is told to load these models, each with the preset of the same shape."""
+_FACTS = "servesim"  # the key of a preset's file under which lies what is no configuration
+
+
+class _Presets(Mapping[str, Model]):
+    """The presets by name, each read from its file when it is asked for."""
+
+    def __getitem__(self, name: str) -> Model:
+        if name not in _NAMES:
+            raise KeyError(name)
+        return _preset(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_NAMES)
+
+    def __len__(self) -> int:
+        return len(_NAMES)
+
+    def __contains__(self, name: object) -> bool:
+        return name in _NAMES
+
+
+MODELS: Mapping[str, Model] = _Presets()
+
+
+@cache
+def repositories() -> dict[str, str]:
+    """Return the names under which a server is told to load a preset, each with the preset of the same shape."""
+    return {name: preset for preset in MODELS for name in _document(preset)[_FACTS].get("repositories", ())}
 
 
 def find_model(name: str) -> Model:
@@ -75,10 +67,12 @@ def find_model(name: str) -> Model:
 
     Raises `InputError` with the nearest name when there is none.
     """
-    preset = MODELS.get(REPOSITORIES.get(name, name))
-    if preset is None:
-        raise suggest("model", name, REPOSITORIES if "/" in name else MODELS)
-    return preset
+    if name in MODELS:
+        return MODELS[name]
+    known = repositories() if "/" in name else {}
+    if name not in known:
+        raise suggest("model", name, known or MODELS)
+    return MODELS[known[name]]
 
 
 def load_model(name: str) -> Model:
@@ -91,13 +85,46 @@ def load_model(name: str) -> Model:
         return MODELS[name]
     is_folder = os.path.isdir(name)
     if name.lower().endswith(".gguf") and not is_folder:
-        from servesim.catalog.gguf import read_gguf_model
+        from servesim.catalog.gguf import read_gguf_model  # it takes a third of a start, and few ask for it
 
         return read_gguf_model(name)
     if is_folder or os.path.isfile(name) or name.endswith(".json"):
-        from servesim.catalog.huggingface import read_hugging_face
-
         return read_hugging_face(name)
     if name.startswith((os.curdir, os.sep, "~")):
         raise InputError(f"no model at {shown(name)}; give a config.json, its folder or a .gguf file")
     return find_model(name)
+
+
+def _path(name: str) -> str:
+    return os.path.join(os.path.dirname(__file__), "data", f"{name}.json")
+
+
+@cache
+def _document(name: str) -> Object:
+    return read_object(_path(name))
+
+
+@cache
+def _preset(name: str) -> Model:
+    document = _document(name)
+    base = document[_FACTS].get("base")
+    if base is not None:
+        beneath = _document(base)
+        document = {**beneath, **document, _FACTS: {**beneath[_FACTS], **document[_FACTS]}}
+    facts, fields = Fields(document[_FACTS], _path(name)), decoder_fields(document, _path(name))
+    model = replace(
+        plain_model(fields, name),
+        params=facts.count("params", maximum=10**15),
+        active_params=facts.count("active_params", default=0, maximum=10**15),
+        mlp_layers=None,  # all that have no experts
+        source=facts.text("source"),
+        date=facts.text("date"),
+    )
+    form = checkpoint_format(fields.part("quantization_config"))
+    if form is not None and form.name is not None:
+        model = model.quantized(form.name, keep=form.keep)
+    if facts.get("weight_dtype") is not None:  # every weight of it, as in a GGUF file
+        model = replace(model, weight_dtype=facts.text("weight_dtype"))
+    if facts.get("file_bytes") is not None:
+        model = replace(model, file_bytes=facts.count("file_bytes", maximum=10**15))
+    return model

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from servesim.catalog.model import Model
-from servesim.catalog.models import MODELS, REPOSITORIES, load_model
+from servesim.catalog.models import MODELS, load_model, repositories
 from servesim.catalog.weights import WEIGHT_FORMATS
 from servesim.cli.options import DEVICE, JSON, OUTPUT, QUIET
 from servesim.cli.output import result_to
@@ -18,7 +18,7 @@ from servesim.report.documents import document, to_json
 EXAMPLES = (
     "servesim models",
     "servesim models llama-3.1-8b deepseek-v3",
-    "servesim models fixtures/models/qwen3-30b-a3b --quantization awq",
+    "servesim models Qwen/Qwen3-30B-A3B --quantization awq",
     "servesim models --formats",
     "servesim models glm-5 --json",
 )
@@ -78,4 +78,4 @@ def _as_served(model: Model, flags: dict[str, Any]) -> Model:
 
 
 def _repositories(model: Model) -> list[str]:
-    return [repository for repository, preset in REPOSITORIES.items() if preset == model.name]
+    return [repository for repository, preset in repositories().items() if preset == model.name]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from servesim.catalog.models import MODELS, REPOSITORIES
+from servesim.catalog.models import MODELS, repositories
 from servesim.catalog.weights import WEIGHT_FORMATS
 from servesim.config.build import Server
 from servesim.config.server import SERVER_CHECKS
@@ -166,10 +166,10 @@ def _checked(values: dict[str, Any]) -> dict[str, Any]:
 
 def preset_of(name: str) -> str:
     """Return the preset of a repository, or of the same name as one, else the name itself."""
-    if name in REPOSITORIES:
-        return REPOSITORIES[name]
+    if "/" in name and name in repositories():
+        return repositories()[name]
     last = os.path.basename(name.rstrip("/")).lower()
-    return next((preset for preset in MODELS if preset == last), name)
+    return last if last in MODELS else name
 
 
 # From a server to command lines
@@ -193,7 +193,7 @@ def command_lines(server: Server, *, apart: bool = False) -> dict[str, list[str]
 
 def model_name(preset: str) -> str:
     """Return the repository of a preset, or what was given."""
-    return next((name for name, known in REPOSITORIES.items() if known == preset), preset)
+    return next((name for name, known in repositories().items() if known == preset), preset)
 
 
 def _joined(program: str, parts: Sequence[tuple[str, Any]]) -> str:
