@@ -10,13 +10,9 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from servesim.catalog.weights import EVERY, EXPERTS, WEIGHT_FORMATS
-from servesim.catalog.weights import KV_BYTES as KV_BYTES
-from servesim.catalog.weights import WEIGHT_BYTES as WEIGHT_BYTES
+from servesim.catalog.weights import EVERY, EXPERTS, KV_BYTES, WEIGHT_BYTES, WEIGHT_FORMATS
 from servesim.errors import InputError
 from servesim.units import suggest
-
-"""The parts of a model that a recipe of quantisation may leave out."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

@@ -28,7 +28,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from servesim.catalog.hardware import Hardware
-from servesim.catalog.model import KV_BYTES, Attention, Model
+from servesim.catalog.model import Attention, Model
+from servesim.catalog.weights import KV_BYTES
 from servesim.errors import CapacityError, InputError
 from servesim.units import GIB, format_bytes, format_gb, format_gib, format_gib_apart, shown
 
