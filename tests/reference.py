@@ -95,26 +95,26 @@ class Reference:
         return arrived
 
     def new_attempt(self, index: int) -> Live:
-        request, config = self.workload.requests[index], self.config
-        assert request.arrival_s is not None, "take() writes the due time"
+        requests, config = self.workload.requests, self.config
+        arrival_s, prompt_tokens = requests.arrival_s[index], requests.prompt_tokens[index]
         self.attempts[index] = attempt = self.attempts.get(index, 0) + 1
         if attempt == 1:
-            self.records.planned_s[index] = self.records.sent_s[index] = request.arrival_s
-            self.records.prompt_tokens[index] = request.prompt_tokens
+            self.records.planned_s[index] = self.records.sent_s[index] = arrival_s
+            self.records.prompt_tokens[index] = prompt_tokens
         else:
             self.records.attempts[index] = attempt
-        target = request.output_tokens
+        target = requests.output_tokens[index]
         if config.max_model_len is not None:
-            target = min(target, config.max_model_len - request.prompt_tokens)
+            target = min(target, config.max_model_len - prompt_tokens)
         return Live(
             index=index,
             attempt=attempt,
-            arrival_s=request.arrival_s,
-            deadline_s=math.inf if config.client_timeout_s is None else request.arrival_s + config.client_timeout_s,
-            prompt=request.prompt_tokens,
+            arrival_s=arrival_s,
+            deadline_s=math.inf if config.client_timeout_s is None else arrival_s + config.client_timeout_s,
+            prompt=prompt_tokens,
             target=target,
-            content=request.content,
-            priority=request.priority,
+            content=() if requests.content is None else requests.content[index],
+            priority=0 if requests.priority is None else requests.priority[index],
         )
 
     def reason_to_reject(self, live: Live) -> str | None:

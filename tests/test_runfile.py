@@ -12,11 +12,13 @@ from array import array
 from pathlib import Path
 
 from servesim.errors import InputError, RunError
+from servesim.runs.columns import LINE
 from servesim.runs.reader import read_run, read_saved
-from servesim.runs.records import GaugeSample, Outcome, Run
+from servesim.runs.records import GaugeSample, Outcome, Records, Run
 from servesim.runs.writer import RunWriter, write_run
 from servesim.summary.slo import parse_slos
 from servesim.summary.summary import summarize
+from servesim.workload.requests import REQUEST_COLUMNS, Requests
 from tests.runs import measured, random_simulated
 
 SLOS = parse_slos(["ttft_p95=10ms,itl_p99=20ms,e2e=1s"])
@@ -121,10 +123,17 @@ class SaveAndRead(InADirectory):
         requests.arrival_s[0] = 0.75
         write_run(self.path, run, "loadgen")
         read = read_run(self.path)
-        for index in range(2):
-            self.assertEqual(read.requests[index], requests[index])
+        for column in REQUEST_COLUMNS:
+            self.assertEqual(getattr(read.requests, column.name), getattr(requests, column.name), column.name)
         self.assertEqual(read.records.attempts, {0: 3})
         self.assertEqual(read.records.planned_s[0], 0.0)
+
+    def test_every_column_is_in_a_line(self):
+        keys = [column.key for column in LINE]
+        self.assertEqual(len(keys), len(set(keys)))
+        written = {column.name for column in LINE}
+        held = {*Records.__slots__, *Requests.__slots__} - {"abandoned"}  # slices of times that are in no record
+        self.assertEqual(held - written, set())
 
     def test_a_session_that_was_kept_open_ended_comes_back(self):
         run = measured({"times": [1.0]})

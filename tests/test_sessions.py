@@ -25,7 +25,7 @@ def trace_of(rows: list[dict], **options: object) -> Trace:
 
 def contents_of(rows: list[dict]) -> list[Content]:
     requests = trace_of(rows).requests
-    return [requests[index].content for index in range(len(requests))]
+    return requests.content or [()] * len(requests)
 
 
 def identities(content: Content, tokens: int, own: object) -> list[tuple]:
@@ -71,7 +71,7 @@ class HistoryTest(unittest.TestCase):
         ]
         trace = trace_of(rows)
         self.assertEqual(
-            [trace.requests[index].content for index in range(4)],
+            trace.requests.content,
             [
                 ((0, OPEN_END),),
                 ((0, 22), (1, OPEN_END)),
@@ -186,15 +186,14 @@ class GeneratedTest(unittest.TestCase):
         requests = self.requests(concurrency=4, requests=20, turns="3", think_s=1.5, shared_prefix_tokens=100)
         own = self.requests(concurrency=4, requests=20)
         history = 0
-        for index in range(20):
-            request = requests[index]
-            if request.turn == 1:
+        assert requests.sessions is not None and requests.turns is not None and requests.think_s is not None
+        for index, turn in enumerate(requests.turns):
+            if turn == 1:
                 history = 100
-            self.assertEqual(request.prompt_tokens, history + own.prompt_tokens[index])
-            self.assertEqual(request.think_s, 0.0 if request.turn == 1 else 1.5)
-            history = request.prompt_tokens + request.output_tokens
-        assert requests.sessions is not None
-        self.assertEqual((len(requests), requests.sessions[-1], requests[19].turn), (20, "s6", 2))
+            self.assertEqual(requests.prompt_tokens[index], history + own.prompt_tokens[index])
+            self.assertEqual(requests.think_s[index], 0.0 if turn == 1 else 1.5)
+            history = requests.prompt_tokens[index] + requests.output_tokens[index]
+        self.assertEqual((len(requests), requests.sessions[-1], requests.turns[-1]), (20, "s6", 2))
 
     def test_priorities_are_drawn_from_their_levels(self) -> None:
         requests = self.requests(concurrency=1, requests=100, priorities=3)

@@ -59,11 +59,10 @@ def columns(requests: Requests) -> dict[str, str]:
 class ReadingTest(TraceCase):
     def test_rows_become_columns(self) -> None:
         trace = self.read([row(0.5, 100, 20, **{"class": "chat"}, priority=-1), row(1, 3.0, 4)])
-        request = trace.requests[0]
-        self.assertEqual((request.arrival_s, request.prompt_tokens, request.output_tokens), (0.5, 100, 20))
-        self.assertEqual((request.class_name, request.priority, request.id), ("chat", -1, "0"))
-        self.assertEqual((trace.requests[1].prompt_tokens, trace.requests[1].class_name), (3, None))
-        self.assertIsInstance(trace.requests[1].prompt_tokens, int)
+        requests = trace.requests
+        self.assertEqual(list(zip(requests.arrival_s, requests.prompt_tokens, strict=True)), [(0.5, 100), (1.0, 3)])
+        self.assertEqual((list(requests.output_tokens), requests.class_names), ([20, 4], ["chat", None]))
+        self.assertEqual((list(requests.priority or ()), requests.id(0)), ([-1, 0], "0"))
         self.assertEqual(trace.notes, ())
 
     def test_what_was_understood_is_said_in_one_line(self) -> None:

@@ -57,8 +57,9 @@ EXPECTED: dict[str, tuple[str, str | None, list[tuple[float | None, int, int]]]]
 
 
 def rows(trace: Trace) -> list[tuple[float | None, int, int]]:
-    requests = (trace.requests[index] for index in range(len(trace.requests)))
-    return [(request.arrival_s, request.prompt_tokens, request.output_tokens) for request in requests]
+    requests = trace.requests
+    arrival_s = (None if at != at else at for at in requests.arrival_s)
+    return list(zip(arrival_s, requests.prompt_tokens, requests.output_tokens, strict=True))
 
 
 class FormatCase(unittest.TestCase):

@@ -14,9 +14,9 @@ from servesim.workload.arrivals import MAX_REQUESTS, check_arrivals, draw_arriva
 from servesim.workload.classes import parse_classes
 from servesim.workload.generate import RequestMix, generate_requests
 from servesim.workload.lengths import MAX_TOKENS, parse_lengths
-from servesim.workload.requests import Requests
+from servesim.workload.requests import MAX_SPAN_S, Requests
 from servesim.workload.reshape import at_speed
-from servesim.workload.traces.fields import MAX_SPAN_S, TIME_UNITS
+from servesim.workload.traces.fields import TIME_UNITS
 from servesim.workload.traces.trace import TRACE_FORMATS, Trace, read_trace
 from servesim.workload.workload import ClosedLoop, OpenLoop, Retrying, SessionLoop, Workload
 

@@ -1,15 +1,8 @@
 """Reads a saved run back: the same `Run` as before, whoever made it, up to where its file was cut.
 
-What the lines mean together is known here; the requests among them are put together by `runrows`.
-
-The lines of a saved run one by one: what a field must be, and the error that names file, line and field.
-
-Knows the JSON and the ways in which it can be wrong; what the lines mean together is `runreader`'s business.
-
-The requests of a saved run, put together from their lines: columns in order of index.
-
-They come in whatever order they finished. Where indices are missing (a client that was killed never wrote the requests
-in flight) the rows close up; their ids stay.
+Three steps, one below the other: `Line` is one line and knows what a field of it must be; `Rows` puts the lines of
+requests together into columns, in order of index; `read_saved` knows what the lines mean together. Every error names
+file, line and field.
 """
 
 from __future__ import annotations
@@ -17,17 +10,18 @@ from __future__ import annotations
 import json
 import math
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from operator import le
 from typing import Any
 
 from servesim.errors import InputError
 from servesim.inputs import InputFile
-from servesim.runs.records import NAN, EngineTotals, GaugeSample, Outcome, Records, Run, StepLog
+from servesim.runs.columns import OUTCOMES, RARE, RECORDS, REPLICA, REPLICAS_APART, STAGES, TOKENS
+from servesim.runs.records import NAN, RECORD_COLUMNS, EngineTotals, GaugeSample, Outcome, Records, Run, StepLog
 from servesim.runs.writer import SCHEMA
 from servesim.units import refuse_constant, shown, suggest
-from servesim.workload.requests import Content, Requests
+from servesim.workload.requests import REQUEST_COLUMNS, TRAITS, Column, Content, Requests
 
 LONGEST_LINE = 64 * 2**20  # bytes; a request of a million token times is a third of it
 MAX_INTEGER = 2**53
@@ -177,23 +171,70 @@ def _parse(path: str, file: InputFile) -> Iterator[Line]:
         yield Line(where, fields)
 
 
-_OUTCOMES = {outcome.name.lower(): outcome for outcome in Outcome if outcome != Outcome.WITHHELD}
-_APART_HOMES = ("prefill_replica", "decode_replica")
-_STAGES = ("prefill_end_s", "link_start_s", "transfer_end_s", "decode_start_s")
+Take = Callable[[Line], Any]
+
+
+def _take(column: Column) -> Take:
+    """Return what reads the value of `column` from a line, and raises `InputError` for one that it cannot have."""
+    key, kind, low = column.key, column.kind, int(column.low)
+    if kind == "seconds":
+        return lambda line: line.time(key)
+    if kind == "known count":
+        return lambda line: line.count(key, default=-1)
+    if kind == "count" or (kind == "integer" and low >= 0):
+        return lambda line: line.count(key, minimum=low)
+    return {
+        "integer": lambda line: line.integer(key, 0),
+        "number": lambda line: line.number(key),
+        "text": lambda line: line.text(key),
+        "flag": lambda line: line.flag(key),
+        "object": lambda line: line.table(key),
+        "outcome": _outcome,
+        "content": _content,
+        "pauses": _pauses,
+    }[kind]
+
+
+def _outcome(line: Line) -> Outcome:
+    outcome = line.text("outcome")
+    if outcome not in OUTCOMES:
+        raise InputError(f"{line.where}: {suggest('outcome', outcome, OUTCOMES)}")
+    return OUTCOMES[outcome]
+
+
+def _content(line: Line) -> Content:
+    segments = line.pairs("content")
+    if any(type(stream) is not int or type(end) is not int for stream, end in segments):
+        raise line.wrong("content", "a list of pairs of a stream and its end")
+    return tuple(segments)
+
+
+def _pauses(line: Line) -> list[tuple[float, float]]:
+    return [(float(at), NAN if resumed is None else float(resumed)) for at, resumed in line.pairs("preempted")]
+
+
+_READ = tuple((column.name, _take(column)) for column in RECORDS if column.kind != "token")
+_RARE = tuple((column, _take(column)) for column in RARE)
+_TRAITS = tuple((column, _take(column)) for column in TRAITS)
+_SOMETIMES = frozenset(column.key for column in (*RARE, *TRAITS))
+_FLEET = {column.key: (column, _take(column)) for column in (*REPLICA, *REPLICAS_APART, *STAGES)}
 
 
 class Rows:
-    """The requests of a file, gathered line by line and then put in order of index."""
+    """The requests of a file, gathered line by line and then put in order of index.
+
+    They come in whatever order they finished. Where indices are missing (a client that was killed never wrote the
+    requests in flight) the rows close up; their ids stay.
+    """
 
     def __init__(self, path: str, steps: StepLog, times: array[float]) -> None:
         self.path, self.steps, self.times = path, steps, times
         self.index = array("q")
         self.ids: list[str] = []
         self.requests, self.records = Requests(), Records(0)
-        self.end_s, self.visible = array("d"), array("q")
-        self.traits: dict[str, dict[int, Any]] = {}
-        self.homes: dict[str, array[int]] = {}
-        self.stages: dict[str, array[float]] = {}
+        self.visible = array("q")
+        self.fleet: dict[str, array[Any]] = {}
+        self._read = [(take, getattr(self.records, name).append) for name, take in _READ]
 
     def __len__(self) -> int:
         return len(self.index)
@@ -202,39 +243,46 @@ class Rows:
         records, requests, row = self.records, self.requests, len(self.index)
         self.index.append(line.count("index"))
         self.ids.append(line.text("id"))
-        outcome = line.text("outcome")
-        if outcome not in _OUTCOMES:
-            raise InputError(f"{line.where}: {suggest('outcome', outcome, _OUTCOMES)}")
-        records.outcome.append(_OUTCOMES[outcome])
-        for key, column in (
-            ("planned_s", records.planned_s),
-            ("sent_s", records.sent_s),
-            ("admitted_s", records.admitted_s),
-            ("end_s", self.end_s),
-        ):
-            column.append(line.time(key))
-        records.prompt_tokens.append(line.count("prompt_tokens"))
-        records.output_tokens.append(line.count("output_tokens"))
-        records.cached_tokens.append(line.count("cached_tokens", default=-1))
+        for take, append in self._read:
+            append(take(line))
         requests.prompt_tokens.append(line.count("asked_prompt_tokens", default=records.prompt_tokens[row]))
         requests.output_tokens.append(line.count("asked_output_tokens", default=records.output_tokens[row]))
         requests.arrival_s.append(line.time("arrival_s" if "arrival_s" in line.fields else "planned_s"))
-        self._add_times(line, row)
-        self._add_sparse(line, row)
-        if "replica" in line.fields or "prefill_replica" in line.fields:
-            self._add_fleet(line, row)
+        self._add_tokens(line, row)
+        if not _SOMETIMES.isdisjoint(line.fields):
+            for table, columns in ((records, _RARE), (requests, _TRAITS)):
+                for column, take in columns:
+                    if column.key in line.fields:
+                        self._keep(table, column, row, take(line))
+        if "prefill_replica" in line.fields:
+            self._add_fleet(line, row, (*REPLICAS_APART, *STAGES))
+        elif "replica" in line.fields:
+            self._add_fleet(line, row, REPLICA)
 
-    def _add_fleet(self, line: Line, row: int) -> None:
+    @staticmethod
+    def _keep(table: Requests | Records, column: Column, row: int, value: Any) -> None:
+        """Keep what only some requests have a value of."""
+        values = getattr(table, column.name)
+        if isinstance(values, dict):
+            values[row] = value
+        elif isinstance(values, set):
+            if value:
+                values.add(row)
+        else:
+            if values is None:
+                values = column.gather(())
+                setattr(table, column.name, values)
+            _fill(values, column, row)
+            values.append(value)
+
+    def _add_fleet(self, line: Line, row: int, columns: tuple[Column, ...]) -> None:
         """Take in which replicas served a request and when it passed from one to the other."""
-        apart = "prefill_replica" in line.fields
-        for key in _APART_HOMES if apart else ("replica",):
-            column = self.homes.setdefault(key, array("i", [0]) * row)
-            column.append(line.count(key))
-        for key in _STAGES if apart else ():
-            times_s = self.stages.setdefault(key, array("d", [NAN]) * row)
-            times_s.append(line.time(key))
+        for column in columns:
+            values = self.fleet.setdefault(column.key, column.gather(()))
+            _fill(values, column, row)
+            values.append(_FLEET[column.key][1](line))
 
-    def _add_times(self, line: Line, row: int) -> None:
+    def _add_tokens(self, line: Line, row: int) -> None:
         """Take in the token times of a request: numbers of steps, or the times themselves."""
         records = self.records
         first = last = -1
@@ -270,34 +318,6 @@ class Rows:
         records.last.append(last)
         self.visible.append(first + visible if visible >= 0 and first >= 0 else -1)
 
-    def _add_sparse(self, line: Line, row: int) -> None:
-        records, known = self.records, line.fields
-        if "reason" in known:
-            records.reason[row] = line.text("reason")
-        if "attempts" in known:
-            records.attempts[row] = line.count("attempts", minimum=1)
-        if "extra" in known:
-            records.extra[row] = line.table("extra")
-        if "preempted" in known:
-            records.preempted[row] = [
-                (float(at), NAN if resumed is None else float(resumed)) for at, resumed in line.pairs("preempted")
-            ]
-        if line.flag("capped"):
-            records.capped.add(row)
-        for key, read in (
-            ("class", line.text),
-            ("adapter", line.text),
-            ("session", line.text),
-            ("think_s", line.number),
-        ):
-            if key in known:
-                self.traits.setdefault(key, {})[row] = read(key)
-        for key in ("turn", "priority"):
-            if key in known:
-                self.traits.setdefault(key, {})[row] = line.integer(key, 0)
-        if "content" in known:
-            self.traits.setdefault("content", {})[row] = _content(line)
-
     def build(self) -> tuple[Requests, Records]:
         """Return the columns in order of index."""
         size, requests, records = len(self.index), self.requests, self.records
@@ -307,55 +327,49 @@ class Rows:
                 raise InputError(f"{self.path}: index {self.index[row]} is there twice, must be unique")
         if self.visible.count(-1) < size:
             records.visible = self.visible
-        if any(end == end for end in self.end_s):
-            records.end_s = self.end_s
+        if records.end_s is not None and not any(end == end for end in records.end_s):
+            records.end_s = None
+        for table, columns in ((requests, TRAITS), (records, RARE)):
+            for column in columns:
+                values = getattr(table, column.name)
+                if isinstance(values, (list, array)):
+                    _fill(values, column, size)
+        for key, values in self.fleet.items():
+            _fill(values, _FLEET[key][0], size)
         if order != list(range(size)):
             place = dict(zip(order, range(size), strict=True))
-            _reorder(requests, order)
-            _reorder(records, order)
-            self.homes = {name: array("i", map(column.__getitem__, order)) for name, column in self.homes.items()}
-            self.stages = {name: array("d", map(column.__getitem__, order)) for name, column in self.stages.items()}
+            for table, columns in ((requests, REQUEST_COLUMNS), (records, (*RECORD_COLUMNS, *TOKENS))):
+                for column in columns:
+                    if column.name:
+                        setattr(table, column.name, _reordered(getattr(table, column.name), order, place))
+            self.fleet = {key: _reordered(values, order, place) for key, values in self.fleet.items()}
             self.ids = [self.ids[row] for row in order]
-            for name in ("pieces", "preempted", "reason", "attempts", "extra"):
-                setattr(records, name, {place[row]: value for row, value in getattr(records, name).items()})
-            records.capped = {place[row] for row in records.capped}
-            self.traits = {
-                key: {place[row]: value for row, value in column.items()} for key, column in self.traits.items()
-            }
         if self.ids != [str(row) for row in range(size)]:
             requests.ids = self.ids
-        requests.class_names = self._trait("class", None)
-        requests.adapters = self._trait("adapter", None)
-        requests.sessions = self._trait("session", None)
-        requests.content = self._trait("content", ())
-        requests.priority = self._array("q", "priority", 0)
-        requests.turns = self._array("q", "turn", 0)
-        requests.think_s = self._array("d", "think_s", 0.0)
         return requests, records
 
-    def _trait(self, key: str, absent: Any) -> list[Any] | None:
-        known = self.traits.get(key)
-        return None if known is None else [known.get(row, absent) for row in range(len(self))]
-
-    def _array(self, typecode: Any, key: str, absent: float) -> Any:
-        column = self._trait(key, absent)
-        return None if column is None else array(typecode, column)
+    def of_fleet(self, columns: Sequence[Column]) -> dict[str, array[Any]]:
+        """Return those of `columns` that the file has, by their names."""
+        return {column.name: self.fleet[column.key] for column in columns if column.key in self.fleet}
 
 
-def _reorder(columns: Requests | Records, order: list[int]) -> None:
-    for name in columns.__slots__:
-        column = getattr(columns, name)
-        if isinstance(column, array):
-            setattr(columns, name, array(column.typecode, map(column.__getitem__, order)))
-        elif isinstance(column, bytearray):
-            setattr(columns, name, bytearray(map(column.__getitem__, order)))
+def _fill(values: Any, column: Column, size: int) -> None:
+    """Give the rows up to `size` that have no value yet the one that stands for none."""
+    if len(values) < size:
+        values.extend([column.absent] * (size - len(values)))
 
 
-def _content(line: Line) -> Content:
-    segments = line.pairs("content")
-    if any(type(stream) is not int or type(end) is not int for stream, end in segments):
-        raise line.wrong("content", "a list of pairs of a stream and its end")
-    return tuple(segments)
+def _reordered(values: Any, order: list[int], place: dict[int, int]) -> Any:
+    """Return a column with its rows in `order`; `place` is where each row goes."""
+    if isinstance(values, array):
+        return array(values.typecode, map(values.__getitem__, order))
+    if isinstance(values, bytearray):
+        return bytearray(map(values.__getitem__, order))
+    if isinstance(values, dict):
+        return {place[row]: value for row, value in values.items()}
+    if isinstance(values, set):
+        return {place[row] for row in values}
+    return None if values is None else list(map(values.__getitem__, order))
 
 
 _SCHEMA_NAME, _SCHEMA_NUMBER = SCHEMA.split("/")
@@ -424,8 +438,8 @@ def read_saved(path: str) -> SavedRun:
         gauges=gauges,
         setup=header.table("setup"),
         replicas=replicas,
-        homes=rows.homes,
-        stages=rows.stages,
+        homes=rows.of_fleet((*REPLICA, *REPLICAS_APART)),
+        stages=rows.of_fleet(STAGES),
         link=link,
     )
     if facts is not None:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from enum import IntEnum
 from itertools import chain
 from operator import mul, sub
 from typing import Any
 
-from servesim.workload.requests import Requests
+from servesim.workload.requests import Column, Requests, column, columns_of, optional
 
 NAN = float("nan")
 
@@ -32,6 +32,13 @@ class Outcome(IntEnum):
     WITHHELD = 4  # a time limit kept it back before it was due: it was never offered
 
 
+def _filled(kind: str, default: type, about: str = "", *, low: float = 0) -> Any:
+    """Declare the field of a column that is no array; a dict or a set has only the requests that have a value."""
+    made = Column(name="", key="", kind=kind, about=about, optional=default is not bytearray, low=low)
+    return field(default_factory=default, metadata={"column": made})
+
+
+@dataclass(slots=True, eq=False, repr=False)
 class Records:
     """One row a request, as columns; row `i` is request `i` of the run's `Requests`. Unknown times are NaN.
 
@@ -39,55 +46,50 @@ class Records:
     is none. `pieces[i]` lists the inclusive index slices of a request whose token times are not one slice.
     """
 
-    __slots__ = (
-        "abandoned",
-        "admitted_s",
-        "attempts",
-        "cached_tokens",
-        "capped",
-        "end_s",
-        "extra",
-        "first",
-        "last",
-        "outcome",
-        "output_tokens",
-        "pieces",
-        "planned_s",
-        "preempted",
-        "prompt_tokens",
-        "reason",
-        "sent_s",
-        "visible",
-    )
+    size: InitVar[int]
+    outcome: bytearray = _filled("outcome", bytearray)  # of Outcome
+    # When it should have been sent; latency "from planned" counts from here.
+    planned_s: array[float] = column("seconds", "d", absent=NAN)
+    sent_s: array[float] = column("seconds", "d", absent=NAN)  # when it was first sent (arrival at the engine)
+    # Unknown for a measured run.
+    admitted_s: array[float] = column("seconds", "d", "start of the step that first admitted it", absent=NAN)
+    first: array[int] = column("token", "q", "first token", key="first_s", absent=-1)
+    last: array[int] = column("token", "q", "last token", key="last_s", absent=-1)
+    prompt_tokens: array[int] = column("count", "q", absent=0)
+    # From the server's usage where there is one.
+    output_tokens: array[int] = column("count", "q", "that were produced", absent=0)
+    # -1: unknown.
+    cached_tokens: array[int] = column("known count", "q", "prompt tokens hit at the first admission", absent=0)
+    # A late usage chunk is in it.
+    end_s: array[float] | None = optional("seconds", "d", "measured, when the stream ended", absent=NAN)
+    # Failed or rejected: the kind; completed: a finish reason worth telling.
+    reason: dict[int, str] = _filled("text", dict, "why it failed or was rejected")
+    attempts: dict[int, int] = _filled("count", dict, "sends, where there was more than one", low=1)
+    # Status, message, the server's own timings, ... A summary reads `estimated` (true: no usage came, output_tokens
+    # counts events) and `non_stream` (true: one JSON answered, so no first token was seen).
+    extra: dict[int, dict[str, Any]] = _filled("object", dict, "measured, what the server said of it")
+    capped: set[int] = _filled("flag", set, "ended by a length limit")  # completed at a length limit
+    # (preempted at, resumed at or NaN), in order.
+    preempted: dict[int, list[tuple[float, float]]] = _filled("pauses", dict)
 
-    def __init__(self, size: int) -> None:
-        nan, zero = array("d", [NAN]) * size, array("q", [0]) * size
-        self.planned_s = nan[:]  # when it should have been sent; latency "from planned" counts from here
-        self.sent_s = nan[:]  # when it was first sent (arrival at the engine)
-        self.admitted_s = nan[:]  # start of the step that first admitted it; unknown for a measured run
-        self.first = array("q", [-1]) * size
-        self.last = array("q", [-1]) * size
-        self.prompt_tokens = zero[:]
-        self.output_tokens = zero[:]  # produced, from the server's usage where there is one
-        self.cached_tokens = zero[:]  # prompt tokens hit at the first admission; -1: unknown
-        self.outcome = bytearray(size)  # of Outcome
-        # Sparse: only the requests that have something to say.
-        self.pieces: dict[int, list[tuple[int, int]]] = {}
-        self.preempted: dict[int, list[tuple[float, float]]] = {}  # (preempted at, resumed at or NaN), in order
-        self.reason: dict[int, str] = {}  # failed or rejected: the kind; completed: a finish reason worth telling
-        self.capped: set[int] = set()  # completed at a length limit
-        self.attempts: dict[int, int] = {}  # sends of a request that was sent more than once
-        # Slices of `times` that are in no record: attempts whose client came back, and a token that came too late for
-        # a client that had left (with the token before it).
-        self.abandoned: list[tuple[int, int]] = []
-        self.end_s: array[float] | None = None  # measured: when the stream ended (a late usage chunk is in it)
-        self.visible: array[int] | None = None  # measured: index of the first event with visible content, or -1
-        # Measured: status, message, the server's own timings, ... A summary reads `estimated` (true: no usage came,
-        # output_tokens counts events) and `non_stream` (true: one JSON answered, so no first token was seen).
-        self.extra: dict[int, dict[str, Any]] = {}
+    # What follows is of the run's `times`, and in a line with the token times of its request.
+    pieces: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    visible: array[int] | None = None  # measured: index of the first event with visible content, or -1
+    # Slices of `times` that are in no record: attempts whose client came back, and a token that came too late for
+    # a client that had left (with the token before it).
+    abandoned: list[tuple[int, int]] = field(default_factory=list)
+
+    def __post_init__(self, size: int) -> None:
+        self.outcome = bytearray(size)
+        for each in RECORD_COLUMNS:
+            if each.typecode and not each.optional:
+                setattr(self, each.name, array(each.typecode, [each.absent]) * size)
 
     def __len__(self) -> int:
         return len(self.outcome)
+
+
+RECORD_COLUMNS = columns_of(Records)
 
 
 @dataclass(slots=True)

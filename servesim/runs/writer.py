@@ -14,14 +14,14 @@ The first line is the header, the last the footer, which says whether the run is
 | `footer` | whether the run is whole, warnings, broken laws, the client's health, the server's window |
 
 Floats are written so that they read back to the bit: a run that was saved and read has the same summary. A file cut
-anywhere reads back up to the cut (`runreader`). Requests come in any order and carry their `index`.
+anywhere reads back up to the cut (`reader`). Requests come in any order and carry their `index`.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import pairwise
 from typing import IO, Any
@@ -29,7 +29,9 @@ from typing import IO, Any
 from servesim import __version__
 from servesim.console import OutputFile, reason
 from servesim.errors import RunError
+from servesim.runs.columns import ASKED, KINDS, RARE, RECORDS, REQUIRED, known
 from servesim.runs.records import TOTALS_SAID_WHEN_USED, Outcome, Run, StepLog
+from servesim.workload.requests import TRAITS
 
 SCHEMA = "servesim.run/1"
 STEPS_A_LINE = 1000
@@ -181,34 +183,27 @@ def write_lines(writer: RunWriter, run: Run, command: str, *, token_times: bool 
 def request_row(run: Run, index: int, *, token_times: bool = False) -> dict[str, Any]:
     """Return request `index` as a JSON object; unknown times are null, what is not worth saying is left out."""
     requests, records = run.requests, run.records
+    row: dict[str, Any] = dict.fromkeys(REQUIRED)  # in the order of the line
+    row["index"], row["id"] = index, requests.id(index)
+    for key, name, write in _RECORDS:
+        row[key] = write(run, getattr(records, name)[index])
+    for column in ASKED:
+        row[column.key] = getattr(requests, column.name)[index]
+    for column in RARE:
+        values = getattr(records, column.name)
+        if values and (column.typecode or index in values):
+            value = True if column.kind == "flag" else values[index]
+            row[column.key] = KINDS[column.kind].write(run, value)
+    arrival_s = known(requests.arrival_s[index])
+    if arrival_s != row["planned_s"]:
+        row["arrival_s"] = arrival_s
+    for column in TRAITS:
+        values = getattr(requests, column.name)
+        if values is not None and values[index] != column.absent:
+            row[column.key] = values[index]
+    row.update((name, values[index]) for name, values in run.homes.items())
+    row.update((name, known(values[index])) for name, values in run.stages.items())
     first, last = records.first[index], records.last[index]
-    row: dict[str, Any] = {
-        "index": index,
-        "id": requests.id(index),
-        "outcome": Outcome(records.outcome[index]).name.lower(),
-        "planned_s": _known(records.planned_s[index]),
-        "sent_s": _known(records.sent_s[index]),
-        "admitted_s": _known(records.admitted_s[index]),
-        "first_s": None if first < 0 else run.times[first],
-        "last_s": None if last < 0 else run.times[last],
-        "prompt_tokens": records.prompt_tokens[index],
-        "output_tokens": records.output_tokens[index],
-        "cached_tokens": None if records.cached_tokens[index] < 0 else records.cached_tokens[index],
-        "asked_prompt_tokens": requests.prompt_tokens[index],
-        "asked_output_tokens": requests.output_tokens[index],
-    }
-    if records.end_s is not None:
-        row["end_s"] = _known(records.end_s[index])
-    for key, sparse in (("reason", records.reason), ("attempts", records.attempts), ("extra", records.extra)):
-        if index in sparse:
-            row[key] = sparse[index]
-    if index in records.capped:
-        row["capped"] = True
-    if index in records.preempted:
-        row["preempted"] = [[at, _known(resumed)] for at, resumed in records.preempted[index]]
-    row.update(_traits(run, index))
-    row.update((name, column[index]) for name, column in run.homes.items())
-    row.update((name, _known(column[index])) for name, column in run.stages.items())
     if run.steps is not None and first >= 0:
         slices = records.pieces.get(index, [(first, last)])
         # A first token that was handed over is in no step: it came at `decode_start_s`.
@@ -220,25 +215,7 @@ def request_row(run: Run, index: int, *, token_times: bool = False) -> dict[str,
     return row
 
 
-def _traits(run: Run, index: int) -> dict[str, Any]:
-    """Return what a trace says of a request beyond its lengths, so that a saved run can be sent again."""
-    requests = run.requests
-    traits: dict[str, Any] = {}
-    if _known(requests.arrival_s[index]) != _known(run.records.planned_s[index]):
-        traits["arrival_s"] = _known(requests.arrival_s[index])
-    optional: tuple[tuple[str, Sequence[Any] | None, Any], ...] = (
-        ("content", requests.content, ()),
-        ("priority", requests.priority, 0),
-        ("class", requests.class_names, None),
-        ("adapter", requests.adapters, None),
-        ("session", requests.sessions, None),
-        ("turn", requests.turns, None),
-        ("think_s", requests.think_s, 0.0),
-    )
-    for key, column, absent in optional:
-        if column is not None and column[index] != absent:
-            traits[key] = column[index]
-    return traits
+_RECORDS = tuple((column.key, column.name, KINDS[column.kind].write) for column in RECORDS)
 
 
 def _step_lines(steps: StepLog) -> Iterator[dict[str, Any]]:
@@ -266,7 +243,3 @@ def finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [finite(item) for item in value]
     return value
-
-
-def _known(value: float) -> float | None:
-    return value if value == value else None

@@ -31,10 +31,10 @@ from itertools import accumulate, islice, pairwise, takewhile
 from servesim.errors import InputError
 from servesim.inputs import InputFile
 from servesim.units import format_duration, parse_duration, parse_finite, shown, suggest
+from servesim.workload.requests import MAX_SPAN_S
 from servesim.workload.seeds import random_stream
 
 MAX_RATE = 1e9  # requests per second
-MAX_SPAN_S = 10 * 366 * 86400.0
 MAX_REQUESTS = 100_000_000
 MIN_BURSTINESS, MAX_BURSTINESS = 1e-3, 1e6
 

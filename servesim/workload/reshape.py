@@ -14,9 +14,9 @@ from typing import Any
 
 from servesim.errors import InputError
 from servesim.units import format_duration
-from servesim.workload.arrivals import MAX_SPAN_S, draw_arrivals
+from servesim.workload.arrivals import draw_arrivals
 from servesim.workload.content import renumber
-from servesim.workload.requests import Requests
+from servesim.workload.requests import MAX_SPAN_S, Requests
 from servesim.workload.seeds import random_stream
 from servesim.workload.workload import link_turns
 

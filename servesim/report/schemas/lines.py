@@ -7,46 +7,17 @@ from typing import Any
 from servesim.report.schemas.answers import BINDS
 from servesim.report.schemas.figures import CLIENT, LINK, REPLICA, SCALING, SERVER, TIER, USAGE
 from servesim.report.schemas.vocabulary import Either, Maybe, Part
+from servesim.runs.columns import KINDS, LINE
+from servesim.workload.requests import Column
 
-REQUEST: dict[str, Any] = {
-    "index": "integer",
-    "id": "text",
-    "outcome": ("completed", "failed", "rejected", "unfinished"),
-    "planned_s": "number|null",
-    "sent_s": "number|null",
-    "admitted_s": "number|null: start of the step that first admitted it",
-    "first_s": "number|null: first token",
-    "last_s": "number|null: last token",
-    "prompt_tokens": "integer",
-    "output_tokens": "integer: that were produced",
-    "cached_tokens": "integer|null: prompt tokens hit at the first admission",
-    "asked_prompt_tokens": "integer",
-    "asked_output_tokens": "integer",
-    "end_s?": "number|null: measured, when the stream ended",
-    "reason?": "text: why it failed or was rejected",
-    "attempts?": "integer: sends, where there was more than one",
-    "extra?": "object: measured, what the server said of it",
-    "capped?": "flag: ended by a length limit",
-    "preempted?": [["number|null"]],
-    "arrival_s?": "number|null: in the trace, where it differs from planned_s",
-    "content?": [["integer"]],
-    "priority?": "integer",
-    "class?": "text",
-    "adapter?": "text",
-    "session?": "text",
-    "turn?": "integer",
-    "think_s?": "number",
-    "replica?": "integer",
-    "prefill_replica?": "integer",
-    "decode_replica?": "integer",
-    "prefill_end_s?": "number|null",
-    "link_start_s?": "number|null",
-    "transfer_end_s?": "number|null",
-    "decode_start_s?": "number|null",
-    "steps?": [["integer: first and last step of a stretch of its tokens"]],
-    "times_s?": ["number: of a token event"],
-    "visible?": "integer|null: the first event with visible content",
-}
+
+def _shape(column: Column) -> Any:
+    """Return what the value of a column is, as a schema describes it."""
+    shape = KINDS[column.kind].json
+    return f"{shape}: {column.about}" if column.about else shape
+
+
+REQUEST: dict[str, Any] = {column.key + "?" * column.optional: _shape(column) for column in LINE}
 
 RUN = Either(
     {

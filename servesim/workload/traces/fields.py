@@ -1,30 +1,27 @@
-"""Single values of foreign rows, checked under the name that their own file gives them.
+"""One value of a trace at a time: when a request came, how many tokens it has, and what else a row may say of it.
 
-Arrival times as traces write them: seconds, another unit, epoch times, ISO 8601. Out come seconds from a start.
+Arrival times come in seconds, another unit, as epoch times or as ISO 8601; out come seconds from a start. What could be
+understood in two ways is refused with the option that settles it: a clock that has been told no unit takes numbers as
+seconds if the field says so, and recognises epoch times by their size.
 
-What could be understood in two ways is refused with the option that settles it. A clock that has been told no unit
-takes numbers as seconds if the field says so, and recognises epoch times by their size.
-
-What one row of a trace may say, field by field, each checked in one place. Knows no other row and no file.
-
-Names are those of servesim's own JSONL; formats with other names are mapped onto them.
+Names are those of servesim's own JSONL, onto which formats with other names are mapped; a value of such a format is
+checked under the name that its own file gives it. Knows no other row and no file.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
 from servesim.errors import InputError
 from servesim.units import parse_count, parse_finite, shown
 from servesim.workload.lengths import MAX_TOKENS
-from servesim.workload.requests import OPEN_END, Content
+from servesim.workload.requests import MAX_SPAN_S, OPEN_END, TRAITS, Column, Content
 
 TIME_UNITS: dict[str, float] = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}  # per second
 
-MAX_SPAN_S = 10 * 366 * 86400.0
 _EPOCH_FROM_S, _EPOCH_TO_S = 1e9, 4.2e9  # 2001 to 2103: what a number must be between to be an epoch time in seconds
 _ISO = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,12}))?\s?(Z|z|UTC|([+-])(\d\d):?(\d\d))?", re.ASCII
@@ -142,31 +139,15 @@ TIME_FIELDS: dict[str, str | None] = {
 }
 """Spellings of the arrival time, with the unit that the name says."""
 
-OPTIONAL_FIELDS = frozenset(
-    {
-        "id",
-        "prefix",
-        "prefix_tokens",
-        "hash_ids",
-        "hash_block_tokens",
-        "content",
-        "session",
-        "turn",
-        "think_s",
-        "priority",
-        "class",
-        "adapter",
-    }
-)
 HASHES = frozenset({"hash_ids", "hash_block_tokens"})
+OPTIONAL_FIELDS = HASHES | {"id", "prefix", "prefix_tokens", *(column.key for column in TRAITS)}
 _SHARING = frozenset({"prefix", "hash_ids", "content"})
 _NEEDS = {
     "prefix_tokens": "prefix",
     "prefix": "prefix_tokens",
     "hash_block_tokens": "hash_ids",
     "hash_ids": "hash_block_tokens",
-    "turn": "session",
-    "think_s": "session",
+    **{column.key: column.needs for column in TRAITS if column.needs},
 }
 FIELDS = frozenset({*TIME_FIELDS, "prompt_tokens", "output_tokens", *OPTIONAL_FIELDS})
 
@@ -182,10 +163,7 @@ class Extras(NamedTuple):
     content: Content | None  # segments, as `trace_lines` writes them
     session: str | None
     turn: int | None
-    think_s: float
-    priority: int
-    class_name: str | None
-    adapter: str | None
+    others: list[tuple[str, Any]]  # (column of `Requests`, value) of what stands for itself: a priority, a class, ...
 
 
 def parse_tokens(row: Row, field: str) -> int:
@@ -218,11 +196,8 @@ def parse_extras(row: Row, prompt_tokens: int) -> Extras:
         chain=chain,
         content=_segments(row["content"], prompt_tokens) if "content" in given else None,
         session=_name(row, "session") if "session" in given else None,
-        turn=_whole(row, "turn", 1, 10**9) if "turn" in given else None,
-        think_s=_number(row, "think_s", MAX_SPAN_S) if "think_s" in given else 0.0,
-        priority=_whole(row, "priority", -(2**31), 2**31) if "priority" in given else 0,
-        class_name=_name(row, "class") if "class" in given else None,
-        adapter=_name(row, "adapter") if "adapter" in given else None,
+        turn=_take_turn(row) if "turn" in given else None,
+        others=[(name, value_of(row)) for key, name, value_of in _PLAIN if key in given] if given & _PLAIN_KEYS else [],
     )
 
 
@@ -250,6 +225,25 @@ def _name(row: Row, field: str) -> str:
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**64:
         return str(value)
     raise InputError(f"{field} is {shown(value)}, must be 1 to {MAX_NAME} printable characters or a whole number")
+
+
+def _checked(column: Column) -> Callable[[Row], Any]:
+    """Return what takes the value of `column` from a row, checked by what the column says of itself."""
+    key, low, high = column.key, column.low, column.high
+    if column.kind == "text":
+        return lambda row: _name(row, key)
+    if column.kind == "number":
+        return lambda row: _number(row, key, high)
+    least, most = int(low), int(high)
+    return lambda row: _whole(row, key, least, most)
+
+
+PLAIN = tuple(each for each in TRAITS if each.key not in ("content", "session", "turn"))
+"""Columns whose values mean nothing to other rows: they are checked, and kept as they are."""
+
+_PLAIN = tuple((each.key, each.name, _checked(each)) for each in PLAIN)
+_PLAIN_KEYS = frozenset(each.key for each in PLAIN)
+(_take_turn,) = (_checked(each) for each in TRAITS if each.key == "turn")
 
 
 def parse_chain(row: Row, prompt_tokens: int) -> tuple[list[int], int]:

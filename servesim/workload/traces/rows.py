@@ -10,6 +10,7 @@ import difflib
 import math
 from array import array
 from collections.abc import Sequence
+from typing import Any
 
 from servesim.errors import InputError
 from servesim.units import shown
@@ -19,6 +20,7 @@ from servesim.workload.requests import OPEN_END, Content, Requests
 from servesim.workload.traces.fields import (
     FIELDS,
     HASHES,
+    PLAIN,
     TIME_FIELDS,
     Extras,
     Row,
@@ -66,10 +68,7 @@ class TraceRows:
         self._explicit: set[int] = set()  # rows that say themselves all that they share
         self._leaf: dict[int, int] = {}  # last node of the chain of hashes
         self._session: dict[int, tuple[str, int]] = {}
-        self._think_s: dict[int, float] = {}
-        self._priority: dict[int, int] = {}
-        self._class: dict[int, str] = {}
-        self._adapter: dict[int, str] = {}
+        self._others: dict[str, dict[int, Any]] = {column.name: {} for column in PLAIN}
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -112,14 +111,9 @@ class TraceRows:
         if self._session:
             requests.sessions = [self._session[row][0] if row in self._session else None for row in order]
             requests.turns = array("q", (self._session[row][1] if row in self._session else 0 for row in order))
-        if self._think_s:
-            requests.think_s = array("d", (self._think_s.get(row, 0.0) for row in order))
-        if self._priority:
-            requests.priority = array("q", (self._priority.get(row, 0) for row in order))
-        if self._class:
-            requests.class_names = [self._class.get(row) for row in order]
-        if self._adapter:
-            requests.adapters = [self._adapter.get(row) for row in order]
+        for column in PLAIN:
+            if values := self._others[column.name]:
+                setattr(requests, column.name, column.gather(values.get(row, column.absent) for row in order))
         contents = self._contents(requests, order)
         if any(contents):  # chains alone have their streams numbered in order
             requests.content = renumber(contents) if self._content or self._session else contents
@@ -180,14 +174,9 @@ class TraceRows:
             self._content[row] = self._interned.setdefault(content, content)
         if extras.chain is not None:
             self._leaf[row] = self._chains.add(*extras.chain)
-        if extras.think_s:
-            self._think_s[row] = extras.think_s
-        if extras.priority:
-            self._priority[row] = extras.priority
-        if extras.class_name is not None:
-            self._class[row] = extras.class_name
-        if extras.adapter is not None:
-            self._adapter[row] = extras.adapter
+        for name, value in extras.others:
+            if value:  # a priority of 0 or no pause is what the others have
+                self._others[name][row] = value
 
     def _add_turn(self, row: int, session: str, turn: int | None) -> None:
         turns = self._turns.get(session)

@@ -1,6 +1,6 @@
 """A run that servesim saved (`--save`), taken as a trace: its requests again, at the times they were sent.
 
-Of the kinds of lines (`runfile`) only requests matter here; those of the warm-up are left out.
+Of the kinds of lines (`runs.writer`) only requests matter here; those of the warm-up are left out.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import Any
 
 from servesim.errors import InputError
 from servesim.inputs import InputFile
-from servesim.workload.requests import OPEN_END
+from servesim.workload.requests import OPEN_END, TRAITS
 from servesim.workload.traces.fields import Row, tokens_of
 from servesim.workload.traces.format import Rows, TraceFacts, TraceFormat, TraceHead, map_rows
 from servesim.workload.traces.jsonl import Object, parse_json_line
 
 _REQUEST = '{"kind":"request"'
-_COPIED = ("id", "session", "turn", "think_s", "priority", "class", "adapter")
+_COPIED = ("id", *(column.key for column in TRAITS if column.key != "content"))
 
 
 def _recognises(head: TraceHead) -> bool:

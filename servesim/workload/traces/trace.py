@@ -1,7 +1,7 @@
 """Trace files: recognised by content, read as a stream into request columns, written so that they read back equal.
 
-`TRACE_FORMATS` is the one place where a format is added; each is a module of `formats`. What rows say together is
-`trace_rows`' business.
+`TRACE_FORMATS` is the one place where a format is added; each is a file beside this one. What rows say together is
+`rows`' business.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from servesim.errors import InputError
 from servesim.inputs import InputFile
 from servesim.units import format_duration, suggest
-from servesim.workload.requests import OPEN_END, Content, Requests
+from servesim.workload.requests import OPEN_END, TRAITS, Content, Requests, of_session, trait
 from servesim.workload.traces.access_log import ACCESS_LOG
 from servesim.workload.traces.aiperf import AIPERF
 from servesim.workload.traces.azure import AZURE
@@ -149,34 +149,31 @@ def trace_lines(requests: Requests) -> Iterator[str]:
 
     Sharing is written as `prefix` where every request shares one closed head at most, else as `content`.
     """
-    contents, sessions = requests.content, requests.sessions
-    only_heads = sessions is None and (
+    contents, arrival_s = requests.content, requests.arrival_s
+    only_heads = requests.sessions is None and (
         contents is None or all(len(content) <= 1 and not _is_open(content) for content in contents)
     )
     for index in range(len(requests)):
-        request = requests[index]
+        content: Content = () if contents is None else contents[index]
         row: dict[str, Any] = {}
         if requests.ids is not None:
-            row["id"] = request.id
-        if request.arrival_s is not None:
-            row["arrival_s"] = request.arrival_s
-        row["prompt_tokens"], row["output_tokens"] = request.prompt_tokens, request.output_tokens
-        if only_heads and request.content:
-            ((stream, row["prefix_tokens"]),) = request.content
+            row["id"] = requests.ids[index]
+        if not math.isnan(arrival_s[index]):
+            row["arrival_s"] = arrival_s[index]
+        row["prompt_tokens"], row["output_tokens"] = requests.prompt_tokens[index], requests.output_tokens[index]
+        if only_heads and content:
+            ((stream, row["prefix_tokens"]),) = content
             row["prefix"] = f"prefix-{stream}"
-        elif not only_heads and (request.content or request.session is not None):
-            row["content"] = [[stream, None if end == OPEN_END else end] for stream, end in request.content]
-        if request.session is not None:
-            row["session"], row["turn"] = request.session, request.turn
-            if request.think_s:
-                row["think_s"] = request.think_s
-        if request.priority:
-            row["priority"] = request.priority
-        if request.class_name is not None:
-            row["class"] = request.class_name
-        if request.adapter is not None:
-            row["adapter"] = request.adapter
+        elif content or (requests.sessions is not None and requests.sessions[index] is not None):
+            row["content"] = [[stream, None if end == OPEN_END else end] for stream, end in content]
+        for column in _WRITTEN:
+            value = trait(requests, column, index)
+            if value != column.absent:
+                row[column.key] = value
         yield json.dumps(row) + "\n"
+
+
+_WRITTEN = sorted((each for each in TRAITS if each.key != "content"), key=lambda each: not of_session(each))
 
 
 def _is_open(content: Content) -> bool:
