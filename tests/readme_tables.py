@@ -11,7 +11,7 @@ from servesim.catalog.models import MODELS
 from servesim.catalog.servers import SERVERS
 from servesim.client.flavour import API_FLAVOURS
 from servesim.config.fleet import LINK_SCOPES, TRANSFER_OVERLAPS
-from servesim.cost.parameters import EVIDENCE, DetailedParameters
+from servesim.cost.detailed import EVIDENCE, DetailedParameters
 from servesim.diagnose.rules import RULES
 from servesim.fleet.autoscale import FIGURES
 from servesim.fleet.router import ROUTERS

@@ -11,8 +11,7 @@ from servesim.catalog.models import MODELS
 from servesim.config.build import build_server
 from servesim.config.server import ServerSpec
 from servesim.config.workload import WorkloadSpec, build_workload
-from servesim.cost.model import COST_MODELS, FloorWatch
-from servesim.cost.terms import TERMS, terms_of
+from servesim.cost.model import COST_MODELS, TERMS, FloorWatch, terms_of
 from servesim.engine.simulate import run_workload, watch_terms
 from servesim.report.explain import cost_dict, cost_text, plan_shares, run_shares
 from tests.command import servesim

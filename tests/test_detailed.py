@@ -9,9 +9,8 @@ from dataclasses import replace
 from servesim.catalog.hardware import HARDWARE
 from servesim.catalog.model import Model
 from servesim.catalog.models import MODELS
-from servesim.cost.detailed import TERMS, Detailed, Split
+from servesim.cost.detailed import BOUNDS, TERMS, Detailed, DetailedParameters, Split
 from servesim.cost.model import COST_MODELS, CostModel
-from servesim.cost.parameters import BOUNDS, DetailedParameters
 from servesim.errors import InputError
 from servesim.fleet.simulate import simulate
 

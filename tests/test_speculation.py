@@ -11,8 +11,8 @@ from servesim import simulate, summarize
 from servesim.catalog.hardware import find_hardware
 from servesim.catalog.models import find_model
 from servesim.cost.detailed import Detailed
+from servesim.cost.model import TermWatch
 from servesim.cost.roofline import Roofline
-from servesim.cost.terms import TermWatch
 from servesim.engine.speculation import Speculation
 from servesim.errors import InputError
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from servesim.calibrate.measurement import Measurement
 from servesim.calibrate.solver import Parameter, Solution
 from servesim.catalog.hardware import Hardware
-from servesim.cost.parameters import BOUNDS, DetailedParameters
+from servesim.cost.detailed import BOUNDS, DetailedParameters
 from servesim.units import suggest
 
 _ROUNDS = 20  # of the fixed point: prefills stall decodes, and what is left of these tells what a prefill costs

@@ -31,7 +31,7 @@ from servesim.calibrate.solver import Parameter
 from servesim.catalog.hardware import Hardware, named_hardware
 from servesim.catalog.model import Model
 from servesim.catalog.models import MODELS, repositories
-from servesim.cost.parameters import DetailedParameters
+from servesim.cost.detailed import DetailedParameters
 from servesim.errors import InputError, ServesimError
 from servesim.inputs import read_text
 from servesim.units import parse_count, parse_finite

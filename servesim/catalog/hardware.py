@@ -2,17 +2,12 @@
 
 A preset is one `Hardware` with its source and date. `tflops` is dense BF16 (no sparsity, FP32 accumulation), the
 figure that datasheets print at half of their large print. `memory_gib` is what nvidia-smi shows, not the marketing GB.
-
-What a device draws: its peak by the datasheet, and at rest with a model loaded where somebody published that.
-
-The peak is the board or module power that a datasheet calls TDP, TGP or TBP. No datasheet has a figure at rest, and
+`peak_w` is the board or module power that a datasheet calls TDP, TGP or TBP. No datasheet has a figure at rest, and
 nvidia-smi without a process shows less than a server at rest draws: a CUDA context alone holds the clocks up and adds
-26-66 W. Figures at rest are therefore taken only from measurements with a context; elsewhere they are unknown, and no
-energy can be told.
+26-66 W. `idle_w` is therefore only taken from measurements with a context; elsewhere it is unknown, and no energy can
+be told.
 
-One device: datasheet peaks, memory as the driver reports it, and the efficiency a server reaches of the peaks.
-
-A device in a JSON file: what `--hardware FILE` reads and what `calibrate` writes.
+A device of one's own is a JSON file, which `--hardware FILE` reads and `calibrate` writes:
 
     {
       "schema": "servesim.device/1",
@@ -25,10 +20,9 @@ A device in a JSON file: what `--hardware FILE` reads and what `calibrate` write
       "provenance": {...}                       anything: runs, residuals, versions; kept, not read
     }
 
-Any other field of `Hardware` may stand beside them (`memory_gib`, `bandwidth_gb_s`, `tflops`, `fp8_tflops`, `bus_gb_s`,
-`reserve_gib`, `peak_w`, `idle_w`, `kind`, `source`, `date`, `note`); without a base the first three must. A field that
-is not known is an error, so that a slip of the pen does not become a default; null stands for a field that is left out,
-or for a device without FP8 units, a bus, known power or parameters.
+Any other field of `Hardware` may stand beside them; without a base `memory_gib`, `bandwidth_gb_s` and `tflops` must. A
+field that is not known is an error, so that a slip of the pen does not become a default; null stands for a field that
+is left out, or for a device without FP8 units, a bus, known power or parameters.
 """
 
 from __future__ import annotations
@@ -42,50 +36,6 @@ from servesim.catalog.json_fields import Fields
 from servesim.errors import InputError
 from servesim.inputs import MAX_CONFIG_BYTES, read_object
 from servesim.units import GIB, suggest
-
-_DATASHEET = "peak: the datasheet's maximum power"
-_PARKED = "at rest with a CUDA context: arXiv:2605.23918 and its authors' code (H100 SXM, A100 PCIe, L40S)"
-
-
-@dataclass(slots=True, frozen=True)
-class Power:
-    """Watts of one device; None is unknown."""
-
-    peak_w: float
-    idle_w: float | None = None
-
-    @property
-    def source(self) -> str:
-        return _DATASHEET if self.idle_w is None else f"{_DATASHEET}; {_PARKED}"
-
-
-POWER: dict[str, Power] = {
-    "h100-sxm-80gb": Power(700, 121.7),
-    "h100-pcie-80gb": Power(350),
-    "h100-nvl-94gb": Power(400),
-    "h200-sxm-141gb": Power(700),
-    "b200-sxm-180gb": Power(1000),
-    "gb200-186gb": Power(1200),
-    "a100-sxm-80gb": Power(400),
-    "a100-pcie-80gb": Power(300, 80.0),
-    "a100-sxm-40gb": Power(400),
-    "l4-24gb": Power(72),
-    "l40s-48gb": Power(350, 102.0),
-    "l40-48gb": Power(300),
-    "a10-24gb": Power(150),
-    "a40-48gb": Power(300),
-    "rtx-a6000-48gb": Power(300),
-    "rtx-6000-ada-48gb": Power(300),
-    "rtx-pro-6000-96gb": Power(600),
-    "rtx-5090-32gb": Power(575),
-    "rtx-4090-24gb": Power(450),
-    "rtx-3090-24gb": Power(350),
-    "t4-16gb": Power(70),
-    "mi300x-192gb": Power(750),
-    "mi325x-256gb": Power(1000),
-}
-"""By preset of hardware; a device that is not here has no figure that a datasheet gives for it alone."""
-
 
 KINDS = ("gpu", "cpu", "unified")
 
@@ -172,42 +122,30 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def find_hardware(name: str) -> Hardware:
-    """Return the preset `name`; raise `InputError` with the nearest name when there is none."""
-    if name not in HARDWARE:
-        raise suggest("hardware", name, HARDWARE)
-    return HARDWARE[name]
-
-
-def named_hardware(name: str) -> str | None:
-    """Return the preset of a device as others write it, without its memory: `h100_sxm` is h100-sxm-80gb."""
-    wanted = name.lower().replace("_", "-").replace(" ", "-")
-    return next((preset for preset in HARDWARE if wanted and f"{preset}-".startswith(f"{wanted}-")), None)
-
-
-def load_hardware(name: str) -> Hardware:
-    """Return the preset `name`, or the device in the JSON file at the path `name` (see `hardware_file`)."""
-    if name in HARDWARE or not (name.endswith(".json") or os.sep in name):
-        return find_hardware(name)
-    from servesim.catalog.hardware import read_hardware
-
-    return read_hardware(name)
+_DATASHEET = "peak: the datasheet's maximum power"
+_PARKED = "at rest with a CUDA context: arXiv:2605.23918 and its authors' code (H100 SXM, A100 PCIe, L40S)"
 
 
 def _device(
-    name: str, memory_gib: float, bandwidth_gb_s: float, tflops: float, *, source: str, date: str, **rest: Any
+    name: str,
+    memory_gib: float,
+    bandwidth_gb_s: float,
+    tflops: float,
+    *,
+    peak_w: float | None = None,
+    idle_w: float | None = None,
+    **rest: Any,
 ) -> Hardware:
-    """Return a device by the first columns of the README's table: name, GiB, GB/s, TFLOP/s; its power from `POWER`."""
-    power = POWER.get(name)
-    if power is not None:
-        rest |= {"peak_w": power.peak_w, "idle_w": power.idle_w, "power_source": power.source}
+    """Return a preset by the first columns of `servesim hardware`; a power that is given is the datasheet's."""
+    source = "" if peak_w is None else _DATASHEET if idle_w is None else f"{_DATASHEET}; {_PARKED}"
     return Hardware(
         name=name,
         memory_gib=memory_gib,
         bandwidth_gb_s=bandwidth_gb_s,
         tflops=tflops,
-        source=source,
-        date=date,
+        peak_w=peak_w,
+        idle_w=idle_w,
+        power_source=source,
         **rest,
     )
 
@@ -216,6 +154,8 @@ _PRESETS = (
     # NVIDIA data center, HBM
     _device(
         *("h100-sxm-80gb", 79.6, 3350, 989),
+        peak_w=700,
+        idle_w=121.7,
         fp8_tflops=1979,
         bus_gb_s=450,
         source="NVIDIA H100 Tensor Core GPU datasheet (SXM5, without sparsity); nvidia-smi 81,559 MiB",
@@ -223,6 +163,7 @@ _PRESETS = (
     ),
     _device(
         *("h100-pcie-80gb", 79.6, 2000, 756),
+        peak_w=350,
         fp8_tflops=1513,
         bus_gb_s=64,
         source="NVIDIA H100 Tensor Core GPU datasheet (PCIe, without sparsity); nvidia-smi 81,559 MiB",
@@ -230,6 +171,7 @@ _PRESETS = (
     ),
     _device(
         *("h100-nvl-94gb", 93.6, 3900, 835),
+        peak_w=400,
         fp8_tflops=1671,
         bus_gb_s=300,
         source="NVIDIA H100 Tensor Core GPU datasheet (NVL, without sparsity); nvidia-smi 95,830 MiB",
@@ -237,6 +179,7 @@ _PRESETS = (
     ),
     _device(
         *("h200-sxm-141gb", 140.4, 4800, 989),
+        peak_w=700,
         fp8_tflops=1979,
         bus_gb_s=450,
         source="NVIDIA H200 Tensor Core GPU datasheet (SXM, without sparsity); nvidia-smi 143,771 MiB",
@@ -244,6 +187,7 @@ _PRESETS = (
     ),
     _device(
         *("b200-sxm-180gb", 179.06, 8000, 2250),
+        peak_w=1000,
         fp8_tflops=4500,
         bus_gb_s=900,
         source="NVIDIA DGX B200 datasheet, an eighth of the system (without sparsity); nvidia-smi 183,359 MiB",
@@ -258,6 +202,7 @@ _PRESETS = (
     ),
     _device(
         *("gb200-186gb", 185.03, 8000, 2500),
+        peak_w=1200,
         fp8_tflops=5000,
         bus_gb_s=900,
         source="NVIDIA GB200 NVL72 datasheet, one GPU (without sparsity); nvidia-smi 189,471 MiB",
@@ -265,18 +210,22 @@ _PRESETS = (
     ),
     _device(
         *("a100-sxm-80gb", 80.0, 2039, 312),
+        peak_w=400,
         bus_gb_s=300,
         source="NVIDIA A100 Tensor Core GPU datasheet (80GB SXM); nvidia-smi 81,920 MiB",
         date="2021",
     ),
     _device(
         *("a100-pcie-80gb", 80.0, 1935, 312),
+        peak_w=300,
+        idle_w=80,
         bus_gb_s=32,
         source="NVIDIA A100 Tensor Core GPU datasheet (80GB PCIe); nvidia-smi 81,920 MiB",
         date="2021",
     ),
     _device(
         *("a100-sxm-40gb", 40.0, 1555, 312),
+        peak_w=400,
         bus_gb_s=300,
         source="NVIDIA A100 Tensor Core GPU datasheet (40GB SXM); nvidia-smi 40,960 MiB",
         date="2020",
@@ -284,6 +233,7 @@ _PRESETS = (
     # NVIDIA data center and workstation, GDDR
     _device(
         *("l4-24gb", 22.5, 300, 121),
+        peak_w=72,
         fp8_tflops=242,
         reserve_gib=1.5,
         bus_gb_s=32,
@@ -292,6 +242,8 @@ _PRESETS = (
     ),
     _device(
         *("l40s-48gb", 44.99, 864, 362.05),
+        peak_w=350,
+        idle_w=102,
         fp8_tflops=733,
         bus_gb_s=32,
         source="NVIDIA L40S GPU datasheet (without sparsity); nvidia-smi 46,068 MiB",
@@ -299,6 +251,7 @@ _PRESETS = (
     ),
     _device(
         *("l40-48gb", 44.99, 864, 181.05),
+        peak_w=300,
         fp8_tflops=362,
         bus_gb_s=32,
         source="NVIDIA L40 GPU datasheet (without sparsity); nvidia-smi 46,068 MiB",
@@ -306,6 +259,7 @@ _PRESETS = (
     ),
     _device(
         *("a10-24gb", 22.49, 600, 125),
+        peak_w=150,
         reserve_gib=1.5,
         bus_gb_s=32,
         source="NVIDIA A10 Tensor Core GPU datasheet (without sparsity); nvidia-smi 23,028 MiB",
@@ -320,18 +274,21 @@ _PRESETS = (
     ),
     _device(
         *("a40-48gb", 44.99, 696, 149.7),
+        peak_w=300,
         bus_gb_s=56.25,
         source="NVIDIA A40 datasheet (without sparsity; NVLink bridge); nvidia-smi 46,068 MiB",
         date="2020",
     ),
     _device(
         *("rtx-a6000-48gb", 47.99, 768, 154.8),
+        peak_w=300,
         bus_gb_s=56.25,
         source="NVIDIA RTX A6000 datasheet, GA102 whitepaper (without sparsity; NVLink bridge); nvidia-smi 49,140 MiB",
         date="2021",
     ),
     _device(
         *("rtx-6000-ada-48gb", 47.99, 960, 364.2),
+        peak_w=300,
         fp8_tflops=728.5,
         bus_gb_s=32,
         source="NVIDIA Ada GPU architecture whitepaper, RTX 6000 Ada (without sparsity); nvidia-smi 49,140 MiB",
@@ -339,6 +296,7 @@ _PRESETS = (
     ),
     _device(
         *("rtx-pro-6000-96gb", 95.59, 1792, 503.8),
+        peak_w=600,
         fp8_tflops=1007.6,
         bus_gb_s=64,
         source="NVIDIA RTX Blackwell PRO architecture whitepaper, Workstation Edition (without sparsity); "
@@ -348,6 +306,7 @@ _PRESETS = (
     # NVIDIA GeForce: FP16/BF16 with FP32 accumulation runs at half of the tensor cores' rate
     _device(
         *("rtx-5090-32gb", 31.84, 1792, 209.5),
+        peak_w=575,
         fp8_tflops=419,
         reserve_gib=1.5,
         bus_gb_s=64,
@@ -357,6 +316,7 @@ _PRESETS = (
     ),
     _device(
         *("rtx-4090-24gb", 23.99, 1008, 165.2),
+        peak_w=450,
         fp8_tflops=330.3,
         reserve_gib=1.578,
         bus_gb_s=32,
@@ -366,6 +326,7 @@ _PRESETS = (
     ),
     _device(
         *("rtx-3090-24gb", 23.58, 936, 71),
+        peak_w=350,
         reserve_gib=1.5,
         bus_gb_s=56.25,
         source="NVIDIA Ampere GA102 whitepaper (FP32 accumulation, without sparsity; NVLink bridge); "
@@ -383,6 +344,7 @@ _PRESETS = (
     ),
     _device(
         *("t4-16gb", 15.0, 320, 65),
+        peak_w=70,
         reserve_gib=1.0,
         bus_gb_s=16,
         source="NVIDIA T4 product brief; nvidia-smi 15,360 MiB",
@@ -392,6 +354,7 @@ _PRESETS = (
     # AMD
     _device(
         *("mi300x-192gb", 191.98, 5300, 1307.4),
+        peak_w=750,
         fp8_tflops=2614.9,
         bus_gb_s=448,
         source="AMD Instinct MI300X datasheet (without sparsity; 7 links of 64 GB/s); rocm-smi 206,141,652,992 B",
@@ -399,6 +362,7 @@ _PRESETS = (
     ),
     _device(
         *("mi325x-256gb", 255.98, 6000, 1307.4),
+        peak_w=1000,
         fp8_tflops=2614.9,
         bus_gb_s=448,
         source="AMD Instinct MI325X datasheet (without sparsity; 7 links of 64 GB/s)",
@@ -435,12 +399,29 @@ _PRESETS = (
 HARDWARE: dict[str, Hardware] = {preset.name: preset for preset in _PRESETS}
 
 
+def find_hardware(name: str) -> Hardware:
+    """Return the preset `name`; raise `InputError` with the nearest name when there is none."""
+    if name not in HARDWARE:
+        raise suggest("hardware", name, HARDWARE)
+    return HARDWARE[name]
+
+
+def named_hardware(name: str) -> str | None:
+    """Return the preset of a device as others write it, without its memory: `h100_sxm` is h100-sxm-80gb."""
+    wanted = name.lower().replace("_", "-").replace(" ", "-")
+    return next((preset for preset in HARDWARE if wanted and f"{preset}-".startswith(f"{wanted}-")), None)
+
+
+def load_hardware(name: str) -> Hardware:
+    """Return the preset `name`, or the device in the JSON file at the path `name`."""
+    is_file = name not in HARDWARE and (name.endswith(".json") or os.sep in name)
+    return read_hardware(name) if is_file else find_hardware(name)
+
+
 SCHEMA = "servesim.device/1"
 
-_TEXTS = ("name", "kind", "source", "date", "fitted", "fitted_for", "note", "power_source")
 _EFFICIENCY = ("mfu", "mbu", "overhead_ms")
-_MAY_BE_NULL = ("fp8_tflops", "bus_gb_s", "detailed", "peak_w", "idle_w")  # null: the device has none
-_FIELDS = tuple(field.name for field in fields(Hardware))
+_FIELDS = {field.name: str(field.type) for field in fields(Hardware)}
 _BESIDE = ("schema", "base", "provenance", "servesim", "command", "config", "partial")
 
 
@@ -491,12 +472,11 @@ def device_document(
 def _given(document: Fields) -> dict[str, Any]:
     """Return the fields of `Hardware` that the file gives, each of its type."""
     given: dict[str, Any] = {}
-    for name in _FIELDS:
+    for name, kind in _FIELDS.items():
         if document.get(name) is None:
-            if name in document.values and name in _MAY_BE_NULL:
+            if name in document.values and kind.endswith("None"):
                 given[name] = None
-            continue
-        if name in _TEXTS:
+        elif kind == "str":
             given[name] = document.text(name)
         elif name == "detailed":
             part = document.part(name)

@@ -1,13 +1,24 @@
-"""What a cost model is, which there are, and the wrapper that counts steps faster than physics."""
+"""What a cost model is, which there are, and two that stand before another one and watch it.
+
+`FloorWatch` counts the steps that are faster than physics; `TermWatch` adds up where the time of all steps went.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol, runtime_checkable
 
 from servesim.catalog.hardware import Hardware
 from servesim.catalog.model import Model
+from servesim.cost.detailed import TERMS as DETAILED_TERMS
+from servesim.cost.detailed import Detailed
+from servesim.cost.roofline import TERMS as ROOFLINE_TERMS
 from servesim.cost.roofline import Roofline
+
+Chunks = Sequence[tuple[int, int]]  # of prompts: (new tokens, computed after)
+
+TERMS: dict[str, str] = {**DETAILED_TERMS, **ROOFLINE_TERMS}
+"""Every term of every cost model by name, and what it is."""
 
 
 class CostModel(Protocol):
@@ -20,20 +31,21 @@ class CostModel(Protocol):
         """
         ...
 
-    def step(self, sequences: int, context_tokens: int, chunks: Sequence[tuple[int, int]], /) -> float:
+    def step(self, sequences: int, context_tokens: int, chunks: Chunks, /) -> float:
         """Return the seconds of a step that also computes `chunks` of prompts, each (new tokens, computed after)."""
         ...
 
 
-def _detailed(*arguments: Any, **keywords: Any) -> CostModel:
-    from servesim.cost.detailed import Detailed  # that most commands never ask for
+@runtime_checkable
+class Explained(Protocol):
+    """A cost model that can say where its time goes: the seconds of each term, which add up to the step's."""
 
-    return Detailed(*arguments, **keywords)
+    def terms(self, sequences: int, context_tokens: int, chunks: Chunks = (), /) -> dict[str, float]: ...
 
 
 # Name -> what makes the model of (model, hardware, tensor_parallel, kv_bytes_per_token=None); all but the roofline also
 # take pipeline_parallel and expert_parallel.
-COST_MODELS: dict[str, Callable[..., CostModel]] = {"roofline": Roofline, "detailed": _detailed}
+COST_MODELS: dict[str, Callable[..., CostModel]] = {"roofline": Roofline, "detailed": Detailed}
 
 
 class FloorWatch:
@@ -71,7 +83,7 @@ class FloorWatch:
             self.steps_below_floor += 1
         return seconds
 
-    def step(self, sequences: int, context_tokens: int, chunks: Sequence[tuple[int, int]], /) -> float:
+    def step(self, sequences: int, context_tokens: int, chunks: Chunks, /) -> float:
         """Return the inner model's seconds."""
         seconds = self._inner.step(sequences, context_tokens, chunks)
         for new_tokens, computed in chunks:
@@ -80,3 +92,50 @@ class FloorWatch:
         if seconds < self._floor_seconds(sequences, context_tokens):
             self.steps_below_floor += 1
         return seconds
+
+
+def terms_of(cost: CostModel, sequences: int, context_tokens: int, chunks: Chunks = ()) -> dict[str, float]:
+    """Return the seconds of each term of one step; they add up to the step's. Empty for a model that cannot tell."""
+    watched = cost.inner if isinstance(cost, FloorWatch) else cost
+    return watched.terms(sequences, context_tokens, chunks) if isinstance(watched, Explained) else {}
+
+
+class TermWatch:
+    """A cost model that passes on another's answers and adds up where their time went, in `seconds` by term.
+
+    Decode steps and steps with a prompt in them are told apart: they are ruled by different terms.
+    """
+
+    def __init__(self, inner: CostModel) -> None:
+        self.inner = inner
+        self.can_beat_floor = False  # who watches the floor stands behind it
+        self.ingest_s: float = getattr(inner, "ingest_s", 0.0)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the steps so far."""
+        self.decode_s: dict[str, float] = {}
+        self.mixed_s: dict[str, float] = {}
+        self.decode_steps = self.mixed_steps = 0
+
+    def decode(self, sequences: int, context_tokens: int, /) -> float:
+        """Return the inner model's seconds."""
+        self.decode_steps += 1
+        _add(self.decode_s, terms_of(self.inner, sequences, context_tokens))
+        return self.inner.decode(sequences, context_tokens)
+
+    def step(self, sequences: int, context_tokens: int, chunks: Chunks, /) -> float:
+        """Return the inner model's seconds. A chunk of which nothing is computed is a draft, not a prompt."""
+        terms = terms_of(self.inner, sequences, context_tokens, chunks)
+        if any(computed for _, computed in chunks):
+            self.mixed_steps += 1
+            _add(self.mixed_s, terms)
+        else:
+            self.decode_steps += 1
+            _add(self.decode_s, terms)
+        return self.inner.step(sequences, context_tokens, chunks)
+
+
+def _add(totals: dict[str, float], terms: dict[str, float]) -> None:
+    for name, seconds in terms.items():
+        totals[name] = totals.get(name, 0.0) + seconds

@@ -21,6 +21,13 @@ from servesim.catalog.hardware import Hardware
 from servesim.catalog.model import Model
 from servesim.errors import InputError
 
+TERMS: dict[str, str] = {
+    "memory": "reading weights and KV cache, where it is the longer",
+    "arithmetic": "2 x parameters x tokens, where it is the longer",
+    "overhead": "the step overhead",
+}
+"""Every term of a step by name, and what it is."""
+
 
 class Roofline:
     """Seconds of a step, from four constants; `seconds` is the formula, `decode` and `step` are how an engine asks."""
@@ -66,6 +73,14 @@ class Roofline:
             sequences += new_tokens
             context_tokens += computed
         return self.seconds(sequences, context_tokens)
+
+    def terms(self, sequences: int, context_tokens: int, chunks: Sequence[tuple[int, int]] = ()) -> dict[str, float]:
+        """Return the seconds of each of `TERMS` that a step has: the longer of its two sides, and the overhead."""
+        tokens = sequences + sum(new for new, _ in chunks)
+        context = context_tokens + sum(computed for _, computed in chunks)
+        compute, memory = tokens * self.token_s, self.weights_s + context * self.context_s
+        longer = {"arithmetic": compute} if compute > memory else {"memory": memory}
+        return {**longer, "overhead": self.overhead_s}
 
     def floor_seconds(self, tokens: int, context_tokens: int) -> float:
         """Return the least seconds that the datasheet's peaks allow: mfu and mbu of 1 and no overhead.

@@ -16,8 +16,7 @@ from typing import Protocol
 from servesim.config.build import Server
 from servesim.config.server import seconds
 from servesim.config.workload import WorkloadSpec, build_workload
-from servesim.cost.model import CostModel, FloorWatch
-from servesim.cost.terms import TermWatch
+from servesim.cost.model import CostModel, FloorWatch, TermWatch
 from servesim.engine.engine import Engine
 from servesim.engine.observation import Observation
 from servesim.runs.records import Run

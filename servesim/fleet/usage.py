@@ -20,7 +20,7 @@ from typing import Any
 from servesim.catalog.hardware import Hardware
 from servesim.config.build import Server
 from servesim.config.fleet import price_of
-from servesim.cost.parameters import DetailedParameters
+from servesim.cost.detailed import DetailedParameters
 from servesim.errors import InputError
 from servesim.runs.records import Outcome, Run
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from servesim.config.build import Server
-from servesim.cost.terms import TERMS, TermWatch, terms_of
+from servesim.cost.model import TERMS, TermWatch, terms_of
 from servesim.errors import InputError
 from servesim.runs.records import Outcome, Run
 from servesim.units import format_number, suggest, us
