@@ -89,7 +89,7 @@ class Invariants(unittest.TestCase):
             self.assertEqual(run.link["moved_bytes"], least)
         for replica in fleet.replicas:  # the source's blocks are free once the link has brought away what they hold
             if case.until_s == math.inf:
-                self.assertEqual((len(replica.engine.handed), replica.engine.pool.used), (0, 0))
+                self.assertEqual((len(replica.engine.scheduler.in_transfer), replica.engine.pool.used), (0, 0))
             self.assertGreaterEqual(replica.in_flight, 0)
 
     def test_slices_change_nothing(self) -> None:
@@ -167,9 +167,9 @@ class Deadlines(unittest.TestCase):
         case = case_of(Row(0.0, 4, 3))
         engine = Engine(case.config, case.cost(), case.workload())
         engine.advance(0.5)
-        sequence = next(iter(engine.running.values()))
+        sequence = next(iter(engine.scheduler.running.values()))
         sequence.state = ENDED  # and nobody will ever release it
-        engine.decoding.remove(sequence)
+        engine.scheduler.decoding.remove(sequence)
         with self.assertRaisesRegex(RunError, "request 0 gets no further: steps compute nothing"):
             engine.advance()
 

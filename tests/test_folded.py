@@ -70,7 +70,7 @@ class Folded(unittest.TestCase):
                 for folds in (False, True):
                     fleet = Fleet(case.workload(), kinds, router=router)
                     if folds:
-                        fleet.fold()
+                        fleet.compress_logs()
                     runs.append(advanced(fleet, case))
                 self.assert_same_run(*runs)
 
@@ -80,7 +80,7 @@ class Folded(unittest.TestCase):
             if case.config.client_timeout_s is not None:
                 continue
             _, folded = random_disaggregation(seed)
-            folded.fold()
+            folded.compress_logs()
             self.assertIsInstance(folded, Disaggregation)
             with self.subTest(seed=seed):
                 self.assert_same_run(advanced(plain, case), advanced(folded, case))
@@ -93,7 +93,7 @@ class Folded(unittest.TestCase):
             for folds in (False, True):
                 fleet = Fleet(case.workload(), kinds, router="round-robin")
                 if folds:
-                    fleet.fold()
+                    fleet.compress_logs()
                 runs.append(advanced(fleet, case))
             self.assert_same_run(*runs)
 

@@ -31,7 +31,7 @@ class Tampered(unittest.TestCase):
     def breaks(self, law: str, tamper: Callable[[Engine], object], until_s: float = math.inf) -> None:
         engine = closed_engine(until_s)
         tamper(engine)
-        broken = broken_laws(Facts([engine], engine.workload.requests, engine.records, engine.log))
+        broken = broken_laws(Facts([engine.scheduler], engine.workload.requests, engine.records, engine.log))
         self.assertTrue(any(sentence.startswith(law) for sentence in broken), broken)
 
     def test_the_run_has_what_the_tests_need(self) -> None:
@@ -40,21 +40,21 @@ class Tampered(unittest.TestCase):
         self.assertTrue(totals.preemptions and totals.saved_tokens and totals.recomputed_tokens and engine.log.starts)
         self.assertTrue(engine.records.pieces and engine.pool.cached)
         midst = closed_engine(1.0)
-        self.assertTrue(midst.running and midst.waiting)
+        self.assertTrue(midst.num_running and midst.num_waiting)
 
     def test_law_1_a_request_that_vanishes(self) -> None:
         def forget(engine: Engine) -> None:
             engine.records.outcome[3] = Outcome.UNFINISHED
 
         self.breaks("law 1", forget)
-        self.breaks("law 1", lambda engine: engine.waiting.popleft(), until_s=1.0)
+        self.breaks("law 1", lambda engine: engine.scheduler.waiting.popleft(), until_s=1.0)
 
     def test_law_1_a_request_that_is_in_two_places(self) -> None:
         def complete_one_that_runs(engine: Engine) -> None:
-            engine.records.outcome[next(iter(engine.running.values())).index] = Outcome.COMPLETED
+            engine.records.outcome[next(iter(engine.scheduler.running.values())).index] = Outcome.COMPLETED
 
         self.breaks("law 1", complete_one_that_runs, until_s=1.0)
-        self.breaks("law 1", lambda engine: engine.waiting.append(engine.waiting[0]), until_s=1.0)
+        self.breaks("law 1", lambda engine: engine.scheduler.waiting.append(engine.scheduler.waiting[0]), until_s=1.0)
 
     def test_law_1_one_that_never_came_is_over(self) -> None:
         def unsend(engine: Engine) -> None:

@@ -253,7 +253,7 @@ class Steering(unittest.TestCase):
             self.assertEqual(server.live.traffic.in_flight, held)
             while stranger.recv(1 << 16):
                 pass  # its stream is cut
-            server.wait_until(lambda: len(server.app.clock.engine.running) == 4)
+            server.wait_until(lambda: server.app.clock.engine.num_running == 4)
             server.steer({"scenario": "calm"})
             server.wait_until(lambda: server.app.clock.idle)
             self.assertEqual(server.metric("servesim:free_blocks"), server.metric("servesim:num_blocks"))

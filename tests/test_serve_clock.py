@@ -154,7 +154,7 @@ def closed_loop(bench: Bench, lengths: list[tuple[int, int]], concurrency: int) 
     while bench.turn():
         ended = [generation for generation, _ in bench.ledger.over]
         bench.ledger.over.clear()
-        if bench.clock.engine.running or bench.clock.engine.waiting:
+        if bench.clock.engine.is_busy:
             bench.now += 0.0005  # less than half a step
         for generation in ended:
             if waiting:

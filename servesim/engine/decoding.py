@@ -23,10 +23,6 @@ class Decoding:
         self.needs = [0] * block_size
         self.buckets: dict[int, list[Sequence]] = {}  # by the tick of the last token, in the order of joining
 
-    def blocks_needed(self) -> int:
-        """Return how many blocks the next step of all of them takes."""
-        return self.needs[self.tick % self.block_size]
-
     def join(self, sequence: Sequence) -> None:
         """Take in a sequence that has had a token and has more to come."""
         computed, tick = sequence.computed, self.tick

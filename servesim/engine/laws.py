@@ -11,8 +11,8 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import le, mul, sub
-from typing import TYPE_CHECKING
 
+from servesim.engine.scheduler import Scheduler
 from servesim.engine.sequence import DECODE
 from servesim.engine.sequence import Sequence as Live
 from servesim.runs.records import Outcome, Records, StepLog
@@ -20,19 +20,16 @@ from servesim.workload.requests import Requests
 
 COMPLETED = int(Outcome.COMPLETED)
 
-if TYPE_CHECKING:
-    from servesim.engine.engine import Engine
-
 
 @dataclass(slots=True, frozen=True)
 class Facts:
-    """What ran: the engines, the requests' records, and the steps of all engines, one engine after the other."""
+    """What ran: the engines' schedulers, the requests' records, and the steps of all engines, one after the other."""
 
-    engines: Sequence[Engine]
+    schedulers: Sequence[Scheduler]
     requests: Requests
     records: Records
     log: StepLog
-    apart: bool = False  # some requests are not in these engines but on their way between others
+    away: bool = False  # requests may be neither over nor in an engine: on a link, or their clients wait to try again
 
 
 def broken_laws(facts: Facts) -> list[str]:
@@ -48,11 +45,11 @@ def _requests(facts: Facts) -> str | None:
     records = facts.records
     came = len(records) - sum(map(math.isnan, records.sent_s))
     over = sum(map(records.outcome.count, (Outcome.COMPLETED, Outcome.FAILED, Outcome.REJECTED)))
-    inside = [index for engine in facts.engines for index in engine.live_indices()]
+    inside = [index for scheduler in facts.schedulers for index in scheduler.live_indices()]
     away = came - over - len(inside)
     if len(set(inside)) < len(inside) or any(records.outcome[index] for index in inside) or away < 0:
         return f"law 1, requests: {came} came, {over} are over and {len(inside)} are in the engine"
-    if away and not facts.apart and not any(engine.door.lets_come_back for engine in facts.engines):
+    if away and not facts.away:
         return f"law 1, requests: {away} of {came} requests vanished"
     return None
 
@@ -61,14 +58,14 @@ def _tokens(facts: Facts) -> str | None:
     """Law 2: tokens computed = those of every request, once, less what was spared, plus what was recomputed."""
     records = facts.records
     computed = expected = 0
-    for engine in facts.engines:
-        totals = engine.totals
+    for scheduler in facts.schedulers:
+        totals = scheduler.totals
         computed += totals.computed_tokens
-        expected += engine.wasted_tokens - totals.saved_tokens + totals.recomputed_tokens
-        for sequence in engine.running.values():
-            now = sequence.base + engine.decoding.tick if sequence.state == DECODE else sequence.computed
+        expected += totals.wasted_tokens - totals.saved_tokens + totals.recomputed_tokens
+        for sequence in scheduler.running.values():
+            now = sequence.base + scheduler.decoding.tick if sequence.state == DECODE else sequence.computed
             expected += max(now, sequence.high_water)
-        expected += sum(waiter.high_water for waiter in engine.waiting if isinstance(waiter, Live))
+        expected += sum(waiter.high_water for waiter in scheduler.waiting if isinstance(waiter, Live))
     columns = zip(facts.requests.prompt_tokens, records.output_tokens, records.outcome, strict=True)
     expected += sum(prompt + output - 1 for prompt, output, outcome in columns if outcome == COMPLETED)
     if computed != expected:
@@ -98,10 +95,10 @@ def _gaps(records: Records, step: Sequence[int] | None) -> int:
 
 def _blocks(facts: Facts) -> str | None:
     """Law 3: every block is free or held, and what is held is what the sequences in the engine need."""
-    for engine in facts.engines:
-        pool, tick, size = engine.pool, engine.decoding.tick, engine.config.block_size
+    for scheduler in facts.schedulers:
+        pool, tick, size = scheduler.pool, scheduler.decoding.tick, scheduler.config.block_size
         held = shared = 0
-        for sequence in engine.holders():
+        for sequence in scheduler.holders():
             computed = sequence.base + tick if sequence.state == DECODE else sequence.computed
             held += -(-computed // size)
             shared += bool(sequence.segments)

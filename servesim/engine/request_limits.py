@@ -9,7 +9,7 @@ from servesim.config.engine import EngineConfig
 from servesim.workload.requests import Requests
 
 
-class Screen:
+class RequestLimits:
     """One server's limits against one run's requests; engines of one kind share it.
 
     `targets` are the output tokens that each request may produce: what it asks for, up to the length limit.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from servesim.engine.chain import Holder
 
 PREFILL, DECODE, ENDED, WAITING = range(4)
-"""Where a sequence is: computing what it lacks; one token a step; its last token sampled, but seat and blocks not yet
+"""Where a sequence is: computing what it lacks; one token a step; its last token sampled, but slot and blocks not yet
 released (asynchronous scheduling only); preempted."""
 
 
@@ -22,10 +22,10 @@ class Sequence(Holder):
         "high_water",
         "index",
         "outputs",
-        "piece",
         "promised",
         "prompt",
         "received",
+        "run_start",
         "state",
         "target",
     )
@@ -39,7 +39,7 @@ class Sequence(Holder):
         self.computed = 0
         self.state = PREFILL
         self.finish_tick = 0
-        self.piece = 0  # the step of the first token of the current unbroken run of tokens
+        self.run_start = 0  # the step of the first token of the current unbroken run of tokens
         self.high_water = 0  # the most tokens it ever had computed: below it, computing is recomputing
         self.received = 0  # tokens whose KV came over a link, for its first admission
         self.promised = 0  # of those, tokens that did not cross it because they were here already

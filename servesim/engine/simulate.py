@@ -18,7 +18,7 @@ from servesim.config.server import seconds
 from servesim.config.workload import WorkloadSpec, build_workload
 from servesim.cost.model import CostModel, FloorWatch, TermWatch
 from servesim.engine.engine import Engine
-from servesim.engine.observation import Observation
+from servesim.engine.trace import Observation
 from servesim.runs.records import Run
 from servesim.workload.workload import Delayed, Workload
 
@@ -114,7 +114,7 @@ class _Watched:
 
     def rests_until(self) -> float:
         engine = self._engine
-        return engine.now if engine.running or engine.waiting else engine.door.wake
+        return engine.now if engine.is_busy else engine.arrivals.wake_s
 
     def over(self) -> int:
         outcomes = self._engine.records.outcome

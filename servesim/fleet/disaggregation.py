@@ -23,12 +23,11 @@ from typing import Any
 
 from servesim.config.fleet import LINK_SCOPES, TRANSFER_OVERLAPS
 from servesim.engine.finalise import close_records
-from servesim.engine.laws import Facts, broken_laws
-from servesim.engine.request_limits import Screen
+from servesim.engine.laws import broken_laws
 from servesim.engine.sequence import Sequence
 from servesim.errors import InputError
 from servesim.fleet.fleet import Fleet, Kind
-from servesim.fleet.merge import add_tiers, add_totals, append_log, figures_of, merge_logs, targets_of
+from servesim.fleet.merge import add_tiers, add_totals, append_log, facts_of, figures_of, merge_logs, targets_of
 from servesim.fleet.replica import Replica
 from servesim.fleet.router import ROUTERS
 from servesim.runs.records import Outcome, Records, Run
@@ -111,22 +110,18 @@ class Disaggregation(Fleet):
         self._client_records = Records(size)
         # By request, while its prompt is computed: (to, tokens promised there, tokens sent, set out, arrived).
         self._crossed: dict[int, tuple[Replica, int, int, float, float]] = {}
-        super().__init__(workload, prefill, router=router, seed=seed)
+        one = array("q", [1]) * size
+        super().__init__(workload, prefill, router=router, seed=seed, targets=one)
         self._reactive = True  # what one engine finishes arrives at another
         self._foresees = False  # and what it has computed of a prompt may be on its way before
-        one = array("q", [1]) * size
-        screens = {kind.config: Screen(kind.config, workload.requests, targets=one) for kind in prefill}
         for replica in self.replicas:
-            replica.engine.limit_to(screens[replica.engine.config])
-            replica.engine.hand_over = self._hand_over_of(replica)
+            replica.engine.scheduler.hand_over = self._hand_over_of(replica)
             if link.overlap != "none":
                 replica.engine.on_chunks = self._chunks_of(replica)
         self.decode_homes = array("i", [0]) * size
         self.decoders = self.add_replicas(decode, self._client_records, self._hear_decoder)
-        for replica in self.decoders:
-            replica.engine.receives = True
         self._decode_router = ROUTERS[router](self.decoders, workload.requests, seed)
-        self._screen = self.decoders[0].engine.screen
+        self._limits = self.decoders[0].engine.limits
 
     @property
     def outcomes(self) -> bytearray:
@@ -137,7 +132,7 @@ class Disaggregation(Fleet):
     def receive(self, index: int) -> None:
         requests = self.workload.requests
         prompt = requests.prompt_tokens[index]
-        refusal = self._screen.refusal(prompt, prompt + self._screen.targets[index])
+        refusal = self._limits.refusal(prompt, prompt + self._limits.targets[index])
         if refusal is None:
             super().receive(index)
             return
@@ -158,7 +153,7 @@ class Disaggregation(Fleet):
         """Hear of an answer that is complete, or of a request that ended at its decode engine."""
         if error is None:
             return super()._hear(replica, index, at, error)
-        replica.engine.incoming.pop(index, None)
+        replica.engine.forget_received(index)
         comes_back = super()._hear(replica, index, at, error)
         if comes_back:
             self._forget(replica, index)
@@ -167,14 +162,14 @@ class Disaggregation(Fleet):
     def _forget(self, replica: Replica, index: int) -> None:
         """Strike what came of an attempt whose client will send its request again: prompt, transfer and answer."""
         prompts, records = self.records, self._client_records
-        self.replicas[self.homes[index]].engine.wasted_tokens += self.workload.requests.prompt_tokens[index]
+        self.replicas[self.homes[index]].engine.totals.wasted_tokens += self.workload.requests.prompt_tokens[index]
         prompts.outcome[index] = Outcome.UNFINISHED
         prompts.first[index] = prompts.last[index] = -1
         prompts.preempted.pop(index, None)
         prompts.pieces.pop(index, None)
         for column in (self.prefill_end_s, self.link_start_s, self.transfer_end_s, prompts.admitted_s):
             column[index] = math.nan
-        replica.engine.abandoned += [piece for piece in records.pieces.pop(index, []) if piece[0] >= 0]
+        replica.engine.arrivals.abandoned += [piece for piece in records.pieces.pop(index, []) if piece[0] >= 0]
         records.first[index] = records.last[index] = -1
         records.output_tokens[index] = 0
 
@@ -204,13 +199,13 @@ class Disaggregation(Fleet):
         promised = 0
         if target.engine.config.prefix_caching:
             self.bring_to(target, at)
-            promised = target.engine.cached_tokens(self._arriving(sequence, target))
+            promised = target.engine.scheduler.cached_tokens(self._arriving(sequence, target))
         return target, promised
 
     @staticmethod
     def _arriving(sequence: Sequence, target: Replica) -> Sequence:
         """Return `sequence` as a decode engine meets it: its prompt and its first token are known."""
-        arriving = Sequence(sequence.index, sequence.prompt, target.engine.targets[sequence.index])
+        arriving = Sequence(sequence.index, sequence.prompt, target.engine.limits.targets[sequence.index])
         arriving.outputs = 1
         arriving.received = sequence.prompt
         return arriving
@@ -245,7 +240,7 @@ class Disaggregation(Fleet):
             size = round((sequence.prompt - sent) * self.kv_bytes_per_token)
             started_s, arrived_s = self.link.carry(source.number, target.number, size, at)
         self.link_start_s[index] = started_s
-        source.engine.door.free_at(arrived_s, sequence)
+        source.engine.arrivals.free_at(arrived_s, sequence)
         self.reschedule(source)
         self.at(arrived_s, self._arrive, sequence, target, promised, arrived_s)
 
@@ -254,8 +249,7 @@ class Disaggregation(Fleet):
         self.transfer_end_s[index] = at
         arriving = self._arriving(sequence, target)
         arriving.promised = promised
-        target.engine.name_content(arriving)
-        target.engine.incoming[index] = arriving
+        target.engine.receive(arriving)
         self._client_records.pieces[index] = [(FIRST_TOKEN, FIRST_TOKEN)]
         self._client_records.first[index] = self._client_records.last[index] = FIRST_TOKEN
         self.decode_homes[index] = target.number
@@ -271,10 +265,9 @@ class Disaggregation(Fleet):
         requests, prompts, records = self.workload.requests, self.records, self._client_records
         prefill_log = merge_logs(self.replicas, self.homes, prompts)
         decode_log = merge_logs(self.decoders, self.decode_homes, records)
-        engines = [replica.engine for replica in self.replicas]
-        live = {index for engine in engines for index in engine.live_indices()}
+        live = {index for replica in self.replicas for index in replica.engine.scheduler.live_indices()}
         close_records(prompts, self.workload, requests.output_tokens, live | self._gone_on())
-        violations = broken_laws(Facts(engines, requests, prompts, prefill_log, apart=True))
+        violations = broken_laws(facts_of(self.replicas, self.workload, prompts, prefill_log, away=True))
         decode_start_s = records.admitted_s
         self._take_over(prompts, records)
         close_records(records, self.workload, targets_of(self.decoders, self.decode_homes), set())
@@ -282,8 +275,7 @@ class Disaggregation(Fleet):
             refused = getattr(records, column)  # those whom nobody but the door has seen
             sent = (own if own == own else mine for own, mine in zip(getattr(prompts, column), refused, strict=True))
             setattr(records, column, array("d", sent))
-        engines = [replica.engine for replica in self.decoders]
-        violations += broken_laws(Facts(engines, requests, records, decode_log, apart=True))
+        violations += broken_laws(facts_of(self.decoders, self.workload, records, decode_log, away=True))
         log = decode_log
         append_log(log, prefill_log)
         times = log.end_s[:]

@@ -18,13 +18,12 @@ from typing import Any
 
 from servesim.config.engine import EngineConfig
 from servesim.cost.model import CostModel
-from servesim.engine.request_limits import Screen
+from servesim.engine.request_limits import RequestLimits
 from servesim.errors import InputError, RunError
 from servesim.fleet.merge import merged_run
 from servesim.fleet.replica import Replica
 from servesim.fleet.router import ROUTERS, Router
 from servesim.runs.records import Records, Run
-from servesim.runs.step_log import FoldedLog
 from servesim.units import suggest
 from servesim.workload.workload import Workload
 
@@ -46,7 +45,13 @@ class Fleet:
     """Replicas of some kinds, fed by one workload through one router."""
 
     def __init__(
-        self, workload: Workload, kinds: Sequence[Kind], *, router: str = "round-robin", seed: int = 7
+        self,
+        workload: Workload,
+        kinds: Sequence[Kind],
+        *,
+        router: str = "round-robin",
+        seed: int = 7,
+        targets: array[int] | None = None,
     ) -> None:
         if router not in ROUTERS:
             raise suggest("router", router, ROUTERS)
@@ -66,27 +71,28 @@ class Fleet:
         self._foresees = True  # nothing comes of a request but its end
         self._delay_s: float = getattr(workload, "delay_s", 0.0)  # from a request's send to the router
         self._patience = EVENTS_AT_ONCE + 32 * len(workload.requests)
-        self.replicas = self.add_replicas(kinds, self.records, self._hear)
+        self.replicas = self.add_replicas(kinds, self.records, self._hear, targets)
         self.router: Router = ROUTERS[router](self.replicas, workload.requests, seed)
 
-    def fold(self) -> None:
-        """Note down a steady stretch as one entry, before anything has run; for runs of a billion steps."""
+    def compress_logs(self) -> None:
+        """Write a steady stretch down as one entry, before anything has run; for runs of a billion steps."""
         for replica in self._replicas:
-            replica.engine.log = FoldedLog()
+            replica.engine.compress_log()
 
     def add_replicas(
-        self, kinds: Sequence[Kind], records: Records, finished: Callable[..., bool], screen: Screen | None = None
+        self, kinds: Sequence[Kind], records: Records, finished: Callable[..., bool], targets: array[int] | None = None
     ) -> list[Replica]:
-        """Make the replicas of `kinds`; `finished` hears from them. Without a `screen` each kind has its own."""
+        """Make the replicas of `kinds`; `finished` hears from them. `targets`: the output tokens of each request, where
+        they are not what the requests ask for."""
         if not sum(kind.count for kind in kinds):
             raise InputError("a fleet has no replicas, must have 1 or more")
         added = []
         for kind in kinds:
-            own = screen or Screen(kind.config, self.workload.requests)
+            limits = RequestLimits(kind.config, self.workload.requests, targets)
             for _ in range(kind.count):
                 number = len(self._replicas)
                 replica = Replica(
-                    number, kind.name, kind.config, kind.cost, self.workload.requests, own, records, finished
+                    number, kind.name, kind.config, kind.cost, self.workload.requests, limits, records, finished
                 )
                 self._replicas.append(replica)
                 self._bound.append(math.inf)
@@ -144,7 +150,7 @@ class Fleet:
 
     def _standstill(self) -> RunError:
         for replica in self._replicas:
-            for index in (*replica.engine.live_indices(), *replica.mailbox.pending()):
+            for index in (*replica.engine.scheduler.live_indices(), *replica.mailbox.pending()):
                 return RunError(
                     f"request {self.workload.requests.id(index)} on replica {replica.number} ({replica.name}) gets no "
                     f"further: {self._patience:,} events, and the time is still {self.now:g} s"
@@ -226,7 +232,7 @@ class Fleet:
             self.homes[index] = replica.number
             replica.mailbox.post(arrival_s[index] + self._delay_s, index)
         for replica in self._replicas:
-            replica.engine.door.reset_wake()
+            replica.engine.arrivals.update_wake()
             self.reschedule(replica)
 
     def _hear(self, replica: Replica, index: int, at: float, error: str | None) -> bool:
@@ -235,7 +241,7 @@ class Fleet:
             self.at(at, self.count_off, replica)
         comes_back = self.workload.finished(index, at, error)
         if error is not None and self.workload.next_due() <= replica.engine.now:
-            self._let_in(replica.engine.now)  # it was the engine's door that found out, which may let in more at once
+            self._let_in(replica.engine.now)  # it was the engine that found out, which may let in more at once
         if self._reactive:
             replica.engine.stop()
         return comes_back

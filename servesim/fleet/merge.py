@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from servesim.engine.finalise import close_engine, close_records
+from servesim.engine.finalise import close_records
 from servesim.engine.laws import Facts, broken_laws
 from servesim.fleet.replica import Replica
 from servesim.runs.records import EngineTotals, Records, Run, StepLog
@@ -21,7 +21,7 @@ def merged_run(
     """Return the run of replicas that serve whole requests; `homes` says which replica each request was sent to."""
     log = merge_logs(replicas, homes, records)
     totals = add_totals(replicas)
-    live = {index for replica in replicas for index in replica.engine.live_indices()}
+    live = {index for replica in replicas for index in replica.engine.scheduler.live_indices()}
     close_records(records, workload, targets_of(replicas, homes), live)
     return Run(
         source="simulated",
@@ -34,14 +34,23 @@ def merged_run(
         replicas=[figures_of(replica, totals.elapsed_s) for replica in replicas] if len(replicas) > 1 else [],
         homes={"replica": homes} if len(replicas) > 1 else {},
         offload=add_tiers(replicas),
-        violations=broken_laws(Facts([replica.engine for replica in replicas], workload.requests, records, log)),
+        violations=broken_laws(facts_of(replicas, workload, records, log)),
     )
+
+
+def facts_of(
+    replicas: Sequence[Replica], workload: Workload, records: Records, log: StepLog, *, away: bool = False
+) -> Facts:
+    """Return what the laws are checked on; `away`: requests may be on their way between engines."""
+    engines = [replica.engine for replica in replicas]
+    away = away or any(engine.arrivals.clients_may_return for engine in engines)
+    return Facts([engine.scheduler for engine in engines], workload.requests, records, log, away)
 
 
 def targets_of(replicas: Sequence[Replica], homes: array[int]) -> array[int]:
     """Return how many tokens each request may have where it was sent to."""
-    kinds = {replica.number: replica.engine.targets for replica in replicas}
-    first = replicas[0].engine.targets
+    kinds = {replica.number: replica.engine.limits.targets for replica in replicas}
+    first = replicas[0].engine.limits.targets
     if all(targets is first for targets in kinds.values()):
         return first
     return array("q", [kinds.get(home, first)[index] for index, home in enumerate(homes)])
@@ -50,10 +59,10 @@ def targets_of(replicas: Sequence[Replica], homes: array[int]) -> array[int]:
 def merge_logs(replicas: Sequence[Replica], homes: array[int], records: Records) -> StepLog:
     """Close the engines, put their step logs one behind the other and make `records` point into the result."""
     for replica in replicas:
-        close_engine(replica.engine)
+        replica.engine.close()
     if len(replicas) == 1:
         engine = replicas[0].engine
-        records.abandoned = engine.abandoned
+        records.abandoned = engine.arrivals.abandoned
         if isinstance(engine.log, FoldedLog):
             engine.log.pad()
             engine.log.prices = [(0, engine.cost.decode)]
@@ -68,8 +77,10 @@ def merge_logs(replicas: Sequence[Replica], homes: array[int], records: Records)
             price = replica.engine.cost.decode
             if not log.prices or log.prices[-1][1] != price:
                 log.prices.append((offset, price))
-        records.abandoned += [(offset + first, offset + last) for first, last in replica.engine.abandoned if first >= 0]
-        replica.engine.log = StepLog()
+        records.abandoned += [
+            (offset + first, offset + last) for first, last in replica.engine.arrivals.abandoned if first >= 0
+        ]
+        own.clear()  # so that no step is there twice
     log.starts.pop(len(log), None)
     for name in ("first", "last"):
         column = getattr(records, name)

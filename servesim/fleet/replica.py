@@ -11,7 +11,7 @@ from servesim.config.engine import EngineConfig
 from servesim.cost.model import CostModel
 from servesim.cost.roofline import Roofline
 from servesim.engine.engine import Engine
-from servesim.engine.request_limits import Screen
+from servesim.engine.request_limits import RequestLimits
 from servesim.runs.records import Records
 from servesim.workload.requests import Requests
 from servesim.workload.workload import Workload
@@ -82,7 +82,7 @@ class Replica:
         config: EngineConfig,
         cost: CostModel,
         requests: Requests,
-        screen: Screen,
+        limits: RequestLimits,
         records: Records,
         finished: Finished,
     ) -> None:
@@ -90,13 +90,13 @@ class Replica:
         self.name = name
         self.mailbox = Mailbox(requests, finished)
         self.mailbox.replica = self
-        self.engine = Engine(config, cost, self.mailbox, screen=screen, records=records)
+        self.engine = Engine(config, cost, self.mailbox, limits=limits, records=records)
         self.in_flight = 0
         self.sent = 0
         self.last_sent = 0  # the fleet's count of sent requests when it got its last one
         self.accepts = True
         self.when_changed: Callable[[Replica], None] | None = None  # the router that goes by its load
-        self._roofline = cost if type(cost) is Roofline and _serves_all(config, screen) else None
+        self._roofline = cost if type(cost) is Roofline and _serves_all(config, limits) else None
 
     def count_on(self, counter: int) -> None:
         """Count a request that it is sent; `counter` is the fleet's count of things that happened."""
@@ -115,7 +115,7 @@ class Replica:
     def send(self, due: float, index: int) -> None:
         """Let request `index` arrive at time `due`."""
         self.mailbox.post(due, index)
-        self.engine.door.reset_wake()
+        self.engine.arrivals.update_wake()
 
     def soonest_end(self, due: float, index: int) -> float | None:
         """Return a time before which request `index`, sent at `due`, is not over; None where that is not known.
@@ -129,7 +129,7 @@ class Replica:
         engine = self.engine
         prompt = engine.workload.requests.prompt_tokens[index]
         first_s = roofline.seconds(1 if engine.config.prefix_caching else prompt, prompt)
-        more_s = (engine.targets[index] - 1) * roofline.seconds(1, prompt)
+        more_s = (engine.limits.targets[index] - 1) * roofline.seconds(1, prompt)
         return due + (first_s + more_s) * ROUNDING
 
     def kv_fraction(self) -> float:
@@ -137,8 +137,8 @@ class Replica:
         return self.engine.pool.used / self.engine.pool.num_blocks
 
 
-def _serves_all(config: EngineConfig, screen: Screen) -> bool:
+def _serves_all(config: EngineConfig, limits: RequestLimits) -> bool:
     """Tell whether every request is served to its end, with a token a step."""
     is_bounded = config.max_num_queued_reqs is not None or config.max_num_queued_tokens is not None
-    may_fail = is_bounded or config.client_timeout_s is not None or screen.may_refuse
+    may_fail = is_bounded or config.client_timeout_s is not None or limits.may_refuse
     return not (may_fail or config.spec_tokens or config.kv_tiers or config.adapters is not None)

@@ -9,8 +9,8 @@ from typing import Any
 from servesim.config.fleet import FLEET_CHECKS, FleetSpec
 from servesim.config.server import SERVER_CHECKS, ServerSpec, seconds
 from servesim.config.workload import LOADS, WorkloadSpec, build_workload
-from servesim.engine.observation import Observation
 from servesim.engine.simulate import Watch, advance_watched, arriving, judge_floor, run_workload
+from servesim.engine.trace import Observation
 from servesim.fleet.build import Deployment, build_deployment
 from servesim.fleet.fleet import Fleet
 from servesim.fleet.usage import usage
@@ -85,7 +85,7 @@ def run_deployment(
     costs = [built.server.cost() for built in deployment.kinds]
     fleet = deployment.drive(arriving(workload or build_workload(spec), costs[0]), costs, spec.seed)
     if not every_token and len(fleet.workload.requests) >= FOLD_FROM and deployment.can_fold:
-        fleet.fold()
+        fleet.compress_logs()
     stopped = advance_watched(_Watched(fleet), math.inf if horizon_s is None else horizon_s, watch)
     run = fleet.run({**deployment.describe(), **spec.as_dict(), "horizon_s": horizon_s})
     run.partial = stopped

@@ -160,7 +160,7 @@ class Traffic:
     def _submit(self, tokens: array[int], output: int, arrived_s: float) -> None:
         app, prompt = self._app, len(tokens)
         reason = "the page holds no more" if len(self._held) >= MAX_HELD else app.clock.overflow(prompt)
-        reason = reason or app.clock.screen.refusal(prompt, prompt + output)
+        reason = reason or app.clock.limits.refusal(prompt, prompt + output)
         if reason is not None:
             self.refused += 1
             self.refusal = reason.replace("_", " ")

@@ -192,7 +192,7 @@ class _Late:
         self.slo = slo
         self.records: Records = engine.records
         self.end_s = engine.log.end_s
-        self.targets = engine.targets
+        self.targets = engine.limits.targets
         self.arrival_s = requests.arrival_s
         self.next = 0
         self.late = 0

@@ -106,6 +106,11 @@ class StepLog:
     def __len__(self) -> int:
         return len(self.end_s)
 
+    def clear(self) -> None:
+        """Forget every step."""
+        del self.end_s[:], self.decodes[:], self.prefill_tokens[:], self.kv_blocks[:]
+        self.starts.clear()
+
     def steps(self) -> int:
         """Return how many steps there were."""
         return len(self.end_s)

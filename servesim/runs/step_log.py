@@ -52,6 +52,9 @@ class Starts(MutableMapping[int, float]):
         self._step.pop()
         self._start_s.pop()
 
+    def clear(self) -> None:
+        del self._step[:], self._start_s[:]
+
     def __iter__(self) -> Iterator[int]:
         return iter(self._step)
 
@@ -87,6 +90,11 @@ class FoldedLog(StepLog):
         self.kv_blocks.append(kv_blocks)
         own.append(ticks)
         contexts.append(context)
+
+    def clear(self) -> None:
+        StepLog.clear(self)
+        del self.ticks[:], self.contexts[:], self.prices[:]
+        self.block_seconds = 0.0
 
     def pad(self) -> None:
         """Bring the columns that only stretches fill to the length of the others."""

@@ -29,8 +29,7 @@ from time import monotonic
 
 from servesim.config.build import Server
 from servesim.engine.engine import Engine
-from servesim.engine.finalise import clear_row, forget_steps
-from servesim.engine.request_limits import Screen
+from servesim.engine.request_limits import RequestLimits
 from servesim.engine.simulate import arriving
 from servesim.serve.generation import EndedStep, Generation, LiveWatch, StepListener, StepTokens
 from servesim.workload.requests import Content, Requests
@@ -163,9 +162,9 @@ class EngineClock:
         )
         self._watch = LiveWatch(self._at, self.to_wall)
         requests = self.workload.requests
-        self.screen = Screen(config, requests, requests.output_tokens)
+        self.limits = RequestLimits(config, requests, requests.output_tokens)
         self.engine = Engine(
-            config, self.cost, arriving(self.workload, self.cost), watch=self._watch, screen=self.screen
+            config, self.cost, arriving(self.workload, self.cost), watch=self._watch, limits=self.limits
         )
         self._step: EndedStep | None = None  # decided, not yet over
         self._decide_by_s = -math.inf  # wall time up to which the next decision may be put off
@@ -187,12 +186,12 @@ class EngineClock:
     def idle(self) -> bool:
         """Whether nothing is under way: no request in the engine, no step to end."""
         engine = self.engine
-        return self._step is None and not (engine.running or engine.waiting or self.workload.pending)
+        return self._step is None and not (engine.is_busy or self.workload.pending)
 
     @property
     def waiting(self) -> int:
         """Requests that wait for a seat, those among them that the engine has yet to see."""
-        return len(self.engine.waiting) + self.workload.pending
+        return self.engine.num_waiting + self.workload.pending
 
     def overflow(self, prompt_tokens: int, count: int = 1) -> str | None:
         """Return the limit of the queue that `count` more requests would break, None if there is room."""
@@ -210,7 +209,7 @@ class EngineClock:
     def submit(self, generation: Generation, *, follows: object = None) -> None:
         """Take a generation in; `follows` is the connection it came on."""
         due_s = self.from_wall(generation.arrived_s)
-        busy = self.engine.running or self.engine.waiting
+        busy = self.engine.is_busy
         if busy and follows in self.awaited and generation.arrived_s <= self._decide_by_s:
             due_s = min(due_s, self.engine.now)
         row = self.workload.submit(
@@ -223,7 +222,7 @@ class EngineClock:
         generation.row = row
         self._at[row] = generation
         self._watch.queued_tokens += generation.prompt
-        self.engine.door.reset_wake()
+        self.engine.arrivals.update_wake()
 
     def cancel(self, generation: Generation, now: float) -> None:
         """Hear that nobody waits for a generation any more: its blocks are free before the next step is decided."""
@@ -235,12 +234,12 @@ class EngineClock:
         engine = self.engine
         if row < 0:
             return  # it ended in the step under way
-        if any(sequence.index == row for sequence in engine.ended):
+        if engine.scheduler.has_ended(row):
             self._at[row] = None  # the row comes back when the engine has processed the last token
             return
-        if self.workload.take_back(row) or engine.door.withdraw(row) is None:
+        if self.workload.take_back(row) or engine.withdraw(row) is None:
             self._watch.queued_tokens -= generation.prompt
-        engine.door.reset_wake()
+        engine.arrivals.update_wake()
         self._give_back(row)
         self._recount()
 
@@ -259,7 +258,7 @@ class EngineClock:
         if generation is not None:
             generation.row = -1
         self._at[row] = None
-        clear_row(self.engine, row)
+        self.engine.clear_row(row)
         self.workload.free(row)
 
     # The clock
@@ -269,14 +268,14 @@ class EngineClock:
         """The wall time at which there is something to do; infinite while nothing is under way."""
         if self._step is not None:
             return self.to_wall(self._step.end_s)
-        if self.engine.running or self.engine.waiting:
+        if self.engine.is_busy:
             return self._decide_by_s if self.awaited else -math.inf
-        return self.to_wall(self.engine.door.wake) if self.workload.pending else math.inf
+        return self.to_wall(self.engine.arrivals.wake_s) if self.workload.pending else math.inf
 
     @property
     def free_until_s(self) -> float:
         """The wall time up to which requests may be read before the engine must be seen to."""
-        if self._step is None and (self.engine.running or self.engine.waiting):
+        if self._step is None and (self.engine.is_busy):
             return self._decide_by_s
         return self.due_s if self._step is not None else math.inf
 
@@ -319,19 +318,19 @@ class EngineClock:
         if self._step is not None:
             return
         engine = self.engine
-        if engine.running or engine.waiting:
+        if engine.is_busy:
             if (self.awaited or more) and now < self._decide_by_s:
                 return
             until = engine.now
         elif self.workload.pending:
-            until = max(engine.now, engine.door.wake)
+            until = max(engine.now, engine.arrivals.wake_s)
             if self.to_wall(until) > now and not self.awaited:
                 return
         else:
             return
         self._decide_by_s = -math.inf
         if len(engine.log) >= FORGET_STEPS:
-            forget_steps(engine)
+            engine.forget_steps()
         self._watch.step = None
         engine.advance(math.nextafter(until, math.inf))
         self._step = step = self._watch.step
@@ -347,15 +346,15 @@ class EngineClock:
         self._origin_s += seconds
         self.slipped_s += seconds
         self.workload.hasten(self.from_wall(now))
-        self.engine.door.reset_wake()
+        self.engine.arrivals.update_wake()
 
     def _least_step_s(self) -> float:
         """Return the least wall time that the next step takes."""
-        decoding = self.engine.decoding
+        decoding = self.engine.scheduler.decoding
         count = decoding.count
         return self.cost.decode(max(1, count), decoding.context + count) / self.speed
 
     def _recount(self) -> None:
         """Take in what changed behind the last step that was made."""
         engine, step = self.engine, self._step or self.last
-        step.running, step.waiting, step.free_blocks = len(engine.running), len(engine.waiting), engine.pool.free
+        step.running, step.waiting, step.free_blocks = engine.num_running, engine.num_waiting, engine.pool.free

@@ -11,16 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from servesim.engine.engine import Engine
-from servesim.engine.observation import StepWatch
+from servesim.engine.scheduler import Scheduler, Step
 from servesim.engine.sequence import DECODE, Sequence
+from servesim.engine.trace import StepWatch
 from servesim.workload.requests import Content
 from servesim.workload.seeds import random_stream
-
-if TYPE_CHECKING:
-    from servesim.engine.scheduler import Chunk
 
 
 class Reader(Protocol):
@@ -128,28 +125,27 @@ class LiveWatch(StepWatch):
         self.queued_tokens = 0  # prompts that were never admitted
         self._sequences = 0
 
-    def scheduled(self, engine: Engine, served: int, chunks: list[Chunk], preempted: list[Sequence]) -> None:
-        self._sequences = served + len(chunks)
-        for sequence, resumed, _, _ in self.admissions:
+    def scheduled(self, scheduler: Scheduler, step: Step) -> None:
+        self._sequences = step.decodes + len(step.chunks)
+        for sequence, resumed, _, _ in step.admissions or ():
             generation = self._at[sequence.index]
             if generation is not None and not resumed:
-                generation.admitted_s = self._to_wall(engine.now)
-                generation.cached_tokens = engine.records.cached_tokens[sequence.index]
+                generation.admitted_s = self._to_wall(step.start_s)
+                generation.cached_tokens = scheduler.records.cached_tokens[sequence.index]
                 self.queued_tokens -= generation.prompt
-        for sequence in preempted:
+        for sequence in step.preempted:
             generation = self._at[sequence.index]
             if generation is not None:
                 generation.preemptions += 1
         self.arrived.clear()
-        self.admissions.clear()
 
-    def done(self, engine: Engine, finished: list[Sequence]) -> None:
+    def done(self, scheduler: Scheduler, step: Step, end_s: float, finished: list[Sequence]) -> None:
         if not self._sequences:
             return  # an asynchronous engine's empty step takes no time
-        self.step = step = EndedStep(engine.now)
-        at, tick, growth = self._at, engine.decoding.tick, step.growth
+        self.step = ended = EndedStep(end_s)
+        at, tick, growth = self._at, scheduler.decoding.tick, ended.growth
         # Those that ended with this step have left `running` already, and their rows; see `EngineClock._on_finished`.
-        for sequence in engine.running.values():
+        for sequence in scheduler.running.values():
             generation = at[sequence.index]
             if generation is not None:
                 made = sequence.outputs
@@ -157,8 +153,9 @@ class LiveWatch(StepWatch):
                     made = sequence.target - sequence.finish_tick + tick
                 if made != generation.made:
                     growth.append((generation, made))
-        step.sequences = self._sequences
-        step.running, step.waiting, step.free_blocks = len(engine.running), len(engine.waiting), engine.pool.free
+        ended.sequences = self._sequences
+        ended.running, ended.waiting = len(scheduler.running), len(scheduler.waiting)
+        ended.free_blocks = scheduler.pool.free
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

@@ -58,10 +58,10 @@ class Desk:
         limit = room if asked.max_tokens is None else min(asked.max_tokens, room)
         if limit < 1:
             raise bad_request(f"max_tokens must be at least 1, got {limit}.", "max_tokens", limit)
-        reason = self._clock.screen.refusal(prompt, prompt + limit)
+        reason = self._clock.limits.refusal(prompt, prompt + limit)
         if reason is not None and asked.max_tokens is None:
             limit = max(1, self._room(prompt))
-            reason = self._clock.screen.refusal(prompt, prompt + limit)
+            reason = self._clock.limits.refusal(prompt, prompt + limit)
         if reason is not None:
             raise bad_request(f"The request can never be served: {reason.replace('_', ' ')}.")
         return limit
