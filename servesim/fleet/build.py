@@ -81,10 +81,6 @@ class Deployment:
         ]
 
     @property
-    def engines(self) -> int:
-        return sum(built.count for built in self.kinds)
-
-    @property
     def can_fold(self) -> bool:
         """Whether every token but a request's first comes a plain decode step after the one before it, for whoever
         waits for it."""
