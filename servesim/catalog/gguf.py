@@ -1,11 +1,9 @@
-"""The header of a GGUF file: its metadata and the list of its tensors. Versions 1 to 3, either byte order.
+"""A model from the header of a GGUF file: shapes from its metadata, parameters and bytes from its tensors.
 
-Only the header is read, and of it only what fits is kept: a text up to 64 KiB, a list up to 16,384 numbers, 32 MiB in
-all. The rest is skipped over and known by its length. Nothing that the file claims is believed before it is held
-against the file's size, so that a damaged or hostile file costs no more time and memory than an honest one of its
-size, within the bounds below. Source: ggml/docs/gguf.md and the checks of ggml/src/gguf.cpp.
-
-A model from the header of a GGUF file: shapes from its metadata, parameters and bytes from its tensors.
+Only the header is read, of versions 1 to 3 in either byte order, and of it only what fits is kept: a text up to 64 KiB,
+a list up to 16,384 numbers, 32 MiB in all. The rest is skipped over and known by its length. Nothing that the file
+claims is believed before it is held against the file's size, so that a damaged or hostile file costs no more time and
+memory than an honest one of its size. Source: ggml/docs/gguf.md and the checks of ggml/src/gguf.cpp.
 
 What the layers keep follows llama.cpp: heads by layer, a latent where keys are stored compressed, windows where the
 architecture has them, a state where a layer has tensors of a recurrent mixer. A file in parts (`-00001-of-00003`) is
@@ -51,6 +49,10 @@ class Skipped:
     length: int
 
 
+Value = int | float | bool | str | list[int | float | bool] | Skipped
+"""A value of the metadata."""
+
+
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Tensor:
     """One tensor: its shape, fastest dimension first, its type's name, and its bytes."""
@@ -64,10 +66,10 @@ class Tensor:
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class GgufHeader:
-    """What a file says of itself. A value is a number, a truth, a text, a list of numbers, or `Skipped`."""
+    """What a file says of itself."""
 
     version: int
-    metadata: dict[str, Any]
+    metadata: dict[str, Value]
     tensors: tuple[Tensor, ...]
 
 
@@ -102,7 +104,7 @@ class _Reader:
         self.wide = version > 1
         tensors = self.length("the number of tensors", MAX_TENSORS, least_bytes=24)
         keys = self.length("the number of keys", MAX_KEYS, least_bytes=13)
-        metadata: dict[str, Any] = {}
+        metadata: dict[str, Value] = {}
         for _ in range(keys):
             key = self.name("a key")
             if key in metadata:
@@ -110,7 +112,7 @@ class _Reader:
             metadata[key] = self.value(self.number("I", f"the type of {key}"), key)
         return GgufHeader(version=version, metadata=metadata, tensors=self.tensors(tensors, metadata))
 
-    def tensors(self, count: int, metadata: dict[str, Any]) -> tuple[Tensor, ...]:
+    def tensors(self, count: int, metadata: dict[str, Value]) -> tuple[Tensor, ...]:
         """Return the tensors, each of which must lie within the file."""
         found: dict[str, tuple[Tensor, int]] = {}
         for _ in range(count):
@@ -151,7 +153,7 @@ class _Reader:
         size = elements // block * block_bytes
         return Tensor(name=name, shape=shape, type=type_name, elements=elements, size_bytes=size), offset
 
-    def value(self, kind: int, key: str) -> Any:
+    def value(self, kind: int, key: str) -> Value:
         """Return one value of the metadata, or `Skipped` for what is too long to keep."""
         if kind in _SCALARS:
             return self.number(_SCALARS[kind], key)
@@ -165,7 +167,7 @@ class _Reader:
             return self.array(key)
         return self.fail(f"has {key} of type {kind}, which is not known")
 
-    def array(self, key: str) -> Any:
+    def array(self, key: str) -> Value:
         """Return a short list of numbers, and of anything else its length."""
         kind = self.number("I", key)
         if kind == _STRING:
@@ -452,8 +454,8 @@ def _vocabulary(fields: Fields, header: GgufHeader, tensors: Iterable[Tensor], p
 
 def _dtype(header: GgufHeader, tensors: Iterable[Tensor]) -> str:
     """Return the name of the file's format: what it says, else the type of most of its bytes."""
-    said: Any = header.metadata.get("general.file_type")
-    if isinstance(said, int) and _FILE_TYPES.get(said) in WEIGHT_BYTES:
+    said = header.metadata.get("general.file_type")
+    if isinstance(said, int) and _FILE_TYPES.get(said, "") in WEIGHT_BYTES:
         return _FILE_TYPES[said]
     sizes: dict[str, int] = {}
     for tensor in tensors:

@@ -1,10 +1,8 @@
 """A model from a Hugging Face `config.json` or the folder around it: shapes from its fields, bytes from its files.
 
-Decoders only. The parameters follow from the shapes, as a test holds against published counts; where the weights lie
-beside the configuration, their own headers or index decide the bytes. What the file does not say, transformers' own
-classes do (`layer_kinds.DEFAULTS`). Nothing is downloaded, and no tensor is read.
-
-How a checkpoint's weights are written, by its `quantization_config` (or ModelOpt's `hf_quant_config.json`).
+Decoders only. The parameters follow from the shapes of the layers (`layers`), as a test holds against published counts;
+where the weights lie beside the configuration, their own headers or index decide the bytes. How the weights are written
+is in the `quantization_config`, or in ModelOpt's `hf_quant_config.json`. Nothing is downloaded, and no tensor is read.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from servesim.catalog.layers import (
 from servesim.catalog.model import Attention, Experts, Model
 from servesim.catalog.safetensors import Weights, folder_weights
 from servesim.errors import InputError
-from servesim.inputs import MAX_CONFIG_BYTES, read_object
+from servesim.inputs import MAX_CONFIG_BYTES, Object, read_object
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32", "auto": "bf16"}
 
@@ -131,7 +129,7 @@ def read_hugging_face(path: str) -> Model:
     return _weighed(model, _quantization(fields, folder), weights, fields.path)
 
 
-def decoder_fields(document: dict[str, Any], path: str) -> Fields:
+def decoder_fields(document: Object, path: str) -> Fields:
     """Return the fields of the decoder: the text part of a multimodal file, with what is only said outside of it."""
     values = document
     if document.get("is_encoder_decoder") is True:

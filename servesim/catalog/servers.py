@@ -1,12 +1,11 @@
-"""The servers that people run, one dialect each: what they call their metrics, their knobs and their errors.
+"""The servers that people run: what they call their metrics and options, and what vLLM chooses where nothing is set.
 
 A metric's key is servesim's own word for it; its names are the server's, today's first and older ones behind. Names
 that a server no longer has stay as aliases; a key without a name is what the server does not offer.
 
-What vLLM itself would choose for a device: the limits and switches that `--like-vllm` fills in.
-
-Source: vllm/engine/arg_utils.py (get_batch_defaults, _set_default_max_num_seqs_and_batched_tokens_args) and
-vllm/config/cache.py as of 0.32 and 0.18; observed where a server could be run, read from the source elsewhere.
+`vllm_defaults` are the limits and switches that `--like-vllm` fills in. Source: vllm/engine/arg_utils.py
+(get_batch_defaults, _set_default_max_num_seqs_and_batched_tokens_args) and vllm/config/cache.py as of 0.32 and 0.18;
+observed where a server could be run, read from the source elsewhere.
 """
 
 from __future__ import annotations

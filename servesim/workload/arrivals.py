@@ -1,9 +1,9 @@
-"""When requests of an open loop come: arrival processes of a given mean rate, in a registry.
+"""When the requests of an open loop come: arrival processes of a mean rate, and rates that change with time.
 
-Each process turns a generator, a rate and a burstiness into an endless sequence of gaps. The work is bounded: a rate so
-low that the last request would come in years, or so high that gaps vanish, is refused.
+A process (`ARRIVALS`) turns a generator, a rate and a burstiness into an endless sequence of times. The work is
+bounded: a rate so low that the last request would come in years, or so high that gaps vanish, is refused.
 
-A rate that changes with time: rows of a time and a rate, straight lines between them.
+A rate schedule is rows of a time and a rate, with straight lines between them; behind the last row it begins anew:
 
     time,rate        a day of traffic: the rate, in requests per second, at these moments
     0h,2.5
@@ -11,11 +11,10 @@ A rate that changes with time: rows of a time and a rate, straight lines between
     14h,12
     24h,2.5
 
-Arrivals come by time rescaling: of a process with one arrival a second, the one at u comes when the rate's integral has
-reached u (Brown et al., "The time-rescaling theorem and its application to neural spike train data analysis", 2002).
-A steady Poisson process becomes the inhomogeneous one of this rate, evenly spaced arrivals stay evenly spread.
-
-Behind its last row a schedule begins anew, one day after the other, for as long as requests are asked for.
+Its arrivals come by time rescaling: of a process with one arrival a second, the one at u comes when the integral of
+the rate has reached u (Brown et al., "The time-rescaling theorem and its application to neural spike train data
+analysis", 2002). A steady Poisson process becomes the inhomogeneous one of this rate; evenly spaced arrivals stay
+evenly spread.
 """
 
 from __future__ import annotations

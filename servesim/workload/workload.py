@@ -1,4 +1,4 @@
-"""When each request is due: open loop, closed loop, sessions, retries. The one place where a load's plan lives.
+"""When each request is due: open loop, closed loop, sessions, retries, delays. The one place where a load's plan lives.
 
 A workload is more than a list, since a closed loop's next request, a session's next turn and a retry exist only once
 something has finished. Whoever drives it (engine, fleet, client, test) asks `next_due`, `take`s what is due, and says
@@ -6,10 +6,6 @@ what has `finished`. A workload is driven once: build another one for another ru
 
 Requests that are due at the same time come in order of submission number (the index), whatever made them due. Times
 given to `finished` need not be in order, so that several servers can share one workload.
-
-A workload whose requests reach the engine some time after they were sent: HTTP, tokenizer, queues of processes.
-
-The delay keeps nothing busy, so that it is no part of a step; it is in TTFT, and in the cycle of a closed loop.
 """
 
 from __future__ import annotations
@@ -302,6 +298,37 @@ class Retrying(Workload):
         return self._inner.withheld()
 
 
+class Delayed(Workload):
+    """A workload whose requests reach the engine `delay_s` after they were sent: HTTP, tokenizer, queues of processes.
+
+    The delay keeps no device busy, so that it is no part of a step. Requests keep the time of their send, from which
+    every metric counts: it is in TTFT, and in the cycle of a closed loop.
+    """
+
+    __slots__ = ("_inner", "delay_s")
+
+    def __init__(self, inner: Workload, delay_s: float) -> None:
+        super().__init__(inner.requests, reactive=inner.reactive, duration_s=None)
+        self._inner = inner
+        self.delay_s = delay_s
+
+    def next_due(self) -> float:
+        return self._inner.next_due() + self.delay_s
+
+    def take(self, now: float) -> Iterable[int]:
+        """Return the requests that have arrived by `now`; asked one due time at a time, so that no rounding counts."""
+        inner, arrived = self._inner, list[int]()
+        while (due := inner.next_due()) + self.delay_s <= now and due < math.inf:
+            arrived.extend(inner.take(due))
+        return arrived
+
+    def finished(self, index: int, at: float, error: str | None = None) -> bool:
+        return self._inner.finished(index, at, error)
+
+    def withheld(self) -> Iterable[int]:
+        return self._inner.withheld()
+
+
 def link_turns(requests: Requests) -> tuple[list[int], array[int]]:
     """Return the first turns, in submission order, and for each request the index of its next turn or -1.
 
@@ -326,30 +353,3 @@ def link_turns(requests: Requests) -> tuple[list[int], array[int]]:
             following[index] = successor
     firsts.sort()
     return firsts, following
-
-
-class Delayed(Workload):
-    """`inner`, seen `delay_s` later; requests keep the time of their send, from which every metric counts."""
-
-    __slots__ = ("_inner", "delay_s")
-
-    def __init__(self, inner: Workload, delay_s: float) -> None:
-        super().__init__(inner.requests, reactive=inner.reactive, duration_s=None)
-        self._inner = inner
-        self.delay_s = delay_s
-
-    def next_due(self) -> float:
-        return self._inner.next_due() + self.delay_s
-
-    def take(self, now: float) -> Iterable[int]:
-        """Return the requests that have arrived by `now`; asked one due time at a time, so that no rounding counts."""
-        inner, arrived = self._inner, list[int]()
-        while (due := inner.next_due()) + self.delay_s <= now and due < math.inf:
-            arrived.extend(inner.take(due))
-        return arrived
-
-    def finished(self, index: int, at: float, error: str | None = None) -> bool:
-        return self._inner.finished(index, at, error)
-
-    def withheld(self) -> Iterable[int]:
-        return self._inner.withheld()

@@ -6,14 +6,12 @@ counts stand at the top. Of several times the first of TIMES is taken, which beg
 
 from __future__ import annotations
 
-from typing import Any
-
 from servesim.errors import InputError
-from servesim.inputs import InputFile
+from servesim.inputs import InputFile, Object
 from servesim.units import shown
 from servesim.workload.traces.fields import Row, token_count
 from servesim.workload.traces.format import Rows, TraceFacts, TraceFormat, TraceHead, map_rows
-from servesim.workload.traces.jsonl import Object, json_objects
+from servesim.workload.traces.jsonl import json_objects
 
 TIMES = (
     "start_time",
@@ -94,7 +92,7 @@ def _choose_time(record: Object, facts: TraceFacts) -> None:
         facts.note(f"arrivals are taken from {given[0]}, not from {', '.join(given[1:])}")
 
 
-def _usage(record: Object) -> dict[str, Any] | None:
+def _usage(record: Object) -> Object | None:
     response = record.get("response")
     places = (record.get("usage"), response.get("usage") if isinstance(response, dict) else None)
     for usage in places:
@@ -110,7 +108,7 @@ def _failed(record: Object) -> bool:
     return status >= 400 or record.get("error") is not None
 
 
-def _cached(usage: dict[str, Any]) -> int:
+def _cached(usage: Object) -> int:
     for name in _DETAILS:
         details = usage.get(name)
         if isinstance(details, dict) and type(details.get("cached_tokens")) is int:

@@ -6,14 +6,12 @@ one `x_correlation_id`; those of the warm-up are left out.
 
 from __future__ import annotations
 
-from typing import Any
-
 from servesim.errors import InputError
-from servesim.inputs import InputFile
+from servesim.inputs import InputFile, Object
 from servesim.units import shown
 from servesim.workload.traces.fields import Row, token_count
 from servesim.workload.traces.format import Rows, TraceFacts, TraceFormat, TraceHead, map_rows
-from servesim.workload.traces.jsonl import Object, json_objects
+from servesim.workload.traces.jsonl import json_objects
 
 _OUTPUT = ("output_sequence_length", "output_token_count")
 
@@ -39,7 +37,7 @@ def _rows(file: InputFile, facts: TraceFacts) -> Rows:
         if output_tokens == 0:
             facts.left_out(f"requests without output ({output_name} is 0)")
             return None
-        row: dict[str, Any] = {
+        row: Object = {
             "timestamp": metadata.get("request_start_ns"),
             "prompt_tokens": token_count(_metric(metrics, "input_sequence_length"), "input_sequence_length"),
             "output_tokens": output_tokens,

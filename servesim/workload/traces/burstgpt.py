@@ -5,9 +5,7 @@ Source: github.com/HPMLL/BurstGPT, README. A request that failed has no response
 
 from __future__ import annotations
 
-from typing import Any
-
-from servesim.inputs import InputFile
+from servesim.inputs import InputFile, Object
 from servesim.workload.traces.fields import Row, cell_time, cell_tokens
 from servesim.workload.traces.format import Rows, TraceFacts, TraceFormat, TraceHead, map_rows
 from servesim.workload.traces.table import Cells, table_cells
@@ -29,7 +27,7 @@ def _rows(file: InputFile, facts: TraceFacts) -> Rows:
         if output_tokens == 0:
             facts.left_out("failed requests (Response tokens is 0)")
             return None
-        row: dict[str, Any] = {
+        row: Object = {
             "timestamp": cell_time(at),
             "prompt_tokens": cell_tokens(prompt, "Request tokens"),
             "output_tokens": output_tokens,

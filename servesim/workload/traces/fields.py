@@ -16,6 +16,7 @@ from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
 from servesim.errors import InputError
+from servesim.inputs import Object
 from servesim.units import parse_count, parse_finite, shown
 from servesim.workload.lengths import MAX_TOKENS
 from servesim.workload.requests import MAX_SPAN_S, OPEN_END, TRAITS, Column, Content
@@ -295,7 +296,7 @@ def token_count(value: object, field: str, *, minimum: int = 1) -> int:
     return int(value)
 
 
-def tokens_of(row: dict[str, Any], field: str, *, minimum: int = 1) -> int:
+def tokens_of(row: Object, field: str, *, minimum: int = 1) -> int:
     """Return the count of tokens in `field` of a JSON object."""
     value = row.get(field)
     if type(value) is int and minimum <= value <= MAX_TOKENS:

@@ -1,6 +1,6 @@
 """What a trace format is: how a file's head gives it away, and how its lines become rows.
 
-Rows have the field names of servesim's own JSONL (`trace_fields`); an arrival in any other clock is `timestamp`.
+Rows have the field names of servesim's own JSONL (`fields`); an arrival in any other clock is `timestamp`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from servesim.errors import InputError
-from servesim.inputs import InputFile
+from servesim.inputs import InputFile, Object
 from servesim.workload.traces.fields import Row
 
 Item = TypeVar("Item")
@@ -30,8 +30,8 @@ class TraceHead:
     def __init__(self, head: bytes) -> None:
         self.text = head.decode("utf-8", "replace").lstrip()
         line = self.text.partition("\n")[0]
-        self.first: dict[str, Any] = {}  # the object on the first line, empty if there is none
-        self.columns: frozenset[str] = frozenset()  # normalised as `table.plain` does
+        self.first: Object = {}  # the object on the first line, empty if there is none
+        self.columns: frozenset[str] = frozenset()  # as `plain` has them
         self.keys: frozenset[str] = frozenset()  # of the first object; of any depth where it is longer than a line
         if not self.text.startswith(("{", "[")):
             self.columns = frozenset(plain(cell) for cell in line.split(","))

@@ -6,21 +6,19 @@ qwen-bailian-usagetraces-anon. An equal id stands for an equal block behind an e
 
 from __future__ import annotations
 
-from typing import Any
-
 from servesim.errors import InputError
-from servesim.inputs import InputFile
+from servesim.inputs import InputFile, Object
 from servesim.units import shown
 from servesim.workload.traces.fields import Row, tokens_of
 from servesim.workload.traces.format import Rows, TraceFacts, TraceFormat, TraceHead, map_rows
-from servesim.workload.traces.jsonl import Object, json_objects
+from servesim.workload.traces.jsonl import json_objects
 
 MOONCAKE_BLOCK_TOKENS = 512
 BAILIAN_BLOCK_TOKENS = 16
 ROOT = -1  # the parent of a chat that has none
 
 
-def _hashed_row(row: Object, block_tokens: int, facts: TraceFacts) -> dict[str, Any] | None:
+def _hashed_row(row: Object, block_tokens: int, facts: TraceFacts) -> Object | None:
     output_tokens = tokens_of(row, "output_length", minimum=0)
     if output_tokens == 0:
         facts.left_out("requests without output (output_length is 0)")

@@ -10,11 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from servesim.errors import InputError
-from servesim.inputs import InputFile
+from servesim.inputs import InputFile, Object
 from servesim.units import shown
 from servesim.workload.traces.format import Rows, TraceFacts, TraceFormat, TraceHead
-
-Object = dict[str, Any]
 
 
 def json_fault(error: json.JSONDecodeError) -> str:

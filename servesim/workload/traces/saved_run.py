@@ -6,14 +6,13 @@ Of the kinds of lines (`runs.writer`) only requests matter here; those of the wa
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from servesim.errors import InputError
-from servesim.inputs import InputFile
+from servesim.inputs import InputFile, Object
 from servesim.workload.requests import OPEN_END, TRAITS
 from servesim.workload.traces.fields import Row, tokens_of
 from servesim.workload.traces.format import Rows, TraceFacts, TraceFormat, TraceHead, map_rows
-from servesim.workload.traces.jsonl import Object, parse_json_line
+from servesim.workload.traces.jsonl import parse_json_line
 
 _REQUEST = '{"kind":"request"'
 _COPIED = ("id", *(column.key for column in TRAITS if column.key != "content"))
@@ -66,7 +65,7 @@ def _row(record: Object, measured: bool) -> Row | None:
     if measured and record.get("outcome") == "completed":  # what the server counted, and where it stopped
         prompt_tokens = max(prompt_tokens, tokens_of(record, "prompt_tokens", minimum=0))
         output_tokens = tokens_of(record, "output_tokens", minimum=0) or output_tokens
-    row: dict[str, Any] = {"timestamp": sent_s, "prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
+    row: Object = {"timestamp": sent_s, "prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
     for key in _COPIED:
         if record.get(key) is not None:
             row[key] = record[key]

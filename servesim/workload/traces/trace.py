@@ -14,10 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 from servesim.errors import InputError
-from servesim.inputs import InputFile
+from servesim.inputs import InputFile, Object
 from servesim.units import format_duration, suggest
 from servesim.workload.requests import OPEN_END, TRAITS, Content, Requests, of_session, trait
 from servesim.workload.traces.access_log import ACCESS_LOG
@@ -155,7 +154,7 @@ def trace_lines(requests: Requests) -> Iterator[str]:
     )
     for index in range(len(requests)):
         content: Content = () if contents is None else contents[index]
-        row: dict[str, Any] = {}
+        row: Object = {}
         if requests.ids is not None:
             row["id"] = requests.ids[index]
         if not math.isnan(arrival_s[index]):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from servesim.errors import InputError
-from servesim.inputs import InputFile
+from servesim.inputs import InputFile, Object
 from servesim.units import shown
 from servesim.workload.traces.fields import Row, token_count
 from servesim.workload.traces.format import Rows, TraceFacts, TraceFormat, TraceHead, map_rows
@@ -47,7 +47,7 @@ def _rows(file: InputFile, facts: TraceFacts) -> Rows:
             facts.left_out("failed requests")
             return None
         prompt_tokens = token_count(lists["input_lens"][index], f"input_lens[{index}]")
-        row: dict[str, Any] = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
+        row: Object = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
         if starts is not None:
             if not isinstance(starts[index], (int, float)):
                 raise InputError(f"start_times[{index}] is {shown(starts[index])}, must be a number")
