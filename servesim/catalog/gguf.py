@@ -156,7 +156,8 @@ class _Reader:
     def value(self, kind: int, key: str) -> Value:
         """Return one value of the metadata, or `Skipped` for what is too long to keep."""
         if kind in _SCALARS:
-            return self.number(_SCALARS[kind], key)
+            scalar: Value = self.number(_SCALARS[kind], key)
+            return scalar
         if kind == _STRING:
             length = self.length(key, self.size, least_bytes=1)
             if length > KEPT_STRING_BYTES or not self.keeps(length):

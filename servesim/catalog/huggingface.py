@@ -38,7 +38,7 @@ class CheckpointFormat:
 
     name: str | None
     keep: tuple[str, ...] = ()
-    asked: str = ""  # as the checkpoint calls it
+    method: str = ""  # as the checkpoint calls it
 
 
 def plain_dtype(fields: Fields) -> str:
@@ -71,7 +71,7 @@ def checkpoint_format(quantization: Fields | None) -> CheckpointFormat | None:
     elif method == "compressed-tensors":
         name = _compressed(quantization)
     ignored = _strings(quantization.get("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules"))
-    return CheckpointFormat(name=name, keep=tuple(_kept(ignored)), asked=method or algorithm)
+    return CheckpointFormat(name=name, keep=tuple(_kept(ignored)), method=method or algorithm)
 
 
 def _compressed(quantization: Fields) -> str | None:
@@ -195,7 +195,7 @@ def _weighed(model: Model, form: CheckpointFormat | None, weights: Weights | Non
             model = model.quantized(form.name, keep=form.keep)
         elif weights is None:
             raise InputError(
-                f"{path}: quantisation {form.asked!r} is not known, and no weights lie beside it to be counted"
+                f"{path}: quantisation {form.method!r} is not known, and no weights lie beside it to be counted"
             )
     if weights is not None:
         model = replace(model, file_bytes=weights.size_bytes, source=f"{model.source}; bytes by {weights.source}")

@@ -1,6 +1,6 @@
 """A model: what a server must hold of it (weights), keeps of each token (KV), and computes for each token (FLOPs).
 
-KV is told by groups of layers that keep the same thing, so that grouped heads, MLA latents, sliding windows and
+The KV is given by groups of layers that keep the same thing, so that grouped heads, MLA latents, sliding windows and
 recurrent layers are one kind of fact. Presets are in `models`; nothing here knows of files or devices.
 """
 

@@ -58,7 +58,7 @@ MODELS: Mapping[str, Model] = _Presets()
 
 @cache
 def repositories() -> dict[str, str]:
-    """Return the names under which a server is told to load a preset, each with the preset of the same shape."""
+    """Return the names by which a server loads a preset, each with the preset of the same shape."""
     return {name: preset for preset in MODELS for name in _document(preset)[_FACTS].get("repositories", ())}
 
 

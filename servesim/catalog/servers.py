@@ -165,7 +165,7 @@ SERVERS: dict[str, ServerDialect] = {dialect.name: dialect for dialect in (LLAMA
 
 
 def dialect_of(metric_names: Iterable[str]) -> ServerDialect | None:
-    """Return the dialect that a page with these metric names is written in, None when it is nobody's."""
+    """Return the dialect that a page with these metric names is written in, None for an unknown server."""
     for name in metric_names:
         for dialect in SERVERS.values():
             if name.startswith(dialect.prefix):
@@ -173,7 +173,7 @@ def dialect_of(metric_names: Iterable[str]) -> ServerDialect | None:
     return None
 
 
-def when_told() -> str:
+def metrics_hint() -> str:
     """Return which servers have a metric page only if they are started with a flag."""
     flags = (f"{each.name} with {each.enable_metrics}" for each in SERVERS.values() if each.enable_metrics)
     return f"some servers offer a metric page when told to: {', '.join(flags)}"

@@ -103,7 +103,7 @@ def terms_of(cost: CostModel, sequences: int, context_tokens: int, chunks: Chunk
 class TermWatch:
     """A cost model that passes on another's answers and adds up where their time went, in `seconds` by term.
 
-    Decode steps and steps with a prompt in them are told apart: they are ruled by different terms.
+    Decode steps are kept separate from steps with a prompt in them, whose terms are others.
     """
 
     def __init__(self, inner: CostModel) -> None:

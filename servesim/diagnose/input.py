@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from servesim.catalog.servers import dialect_of, when_told
+from servesim.catalog.servers import dialect_of, metrics_hint
 from servesim.client.window import setup_facts
 from servesim.config.build import Server, build_server
 from servesim.config.server import SERVER_CHECKS, ServerSpec
@@ -114,7 +114,7 @@ def _of_document(given: Given, known: Known, notes: list[str]) -> Iterator[Subje
         raise InputError(f"{path}: is not JSON: {given.fault}")
     loaded = given.value
     if "schema" not in loaded:
-        raise InputError(f"{path}: is JSON but no report of simulate, loadgen or sweep; {when_told()}")
+        raise InputError(f"{path}: is JSON but no report of simulate, loadgen or sweep; {metrics_hint()}")
     schema, config = str(loaded.get("schema")), loaded.get("config")
     if schema not in ("servesim.summary/1", "servesim.sweep/1") or not isinstance(config, dict):
         raise InputError(f"{path}: schema is {schema}, must be a report of simulate, loadgen or sweep")

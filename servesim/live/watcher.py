@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 
-from servesim.catalog.servers import SERVERS, ServerDialect, dialect_of, when_told
+from servesim.catalog.servers import SERVERS, ServerDialect, dialect_of, metrics_hint
 from servesim.client.fetch import Fetcher, FetchError
 from servesim.client.scraper import METRICS, RawPage
 from servesim.client.setup import read_setup
@@ -53,7 +53,7 @@ class PageWatcher:
         if answer.status in (401, 403):
             raise RunError(f"{url} wants an API key (HTTP {answer.status}); see --api-key-env")
         if not answer.ok:
-            raise RunError(f"{url} answers HTTP {answer.status}; {when_told()}")
+            raise RunError(f"{url} answers HTTP {answer.status}; {metrics_hint()}")
         page = self._parsed(answer.body)
         self.dialect = dialect_of(page.samples)
         if self.dialect is None:

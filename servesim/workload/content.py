@@ -24,7 +24,7 @@ class Streams:
         self._count = 0
 
     def new(self) -> int:
-        """Return the number of a stream that nobody has yet."""
+        """Return the number of a stream that is not used yet."""
         self._count += 1
         return self._count - 1
 

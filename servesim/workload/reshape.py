@@ -81,7 +81,7 @@ def at_speed(requests: Requests, speed: float) -> Requests:
 def at_rate(requests: Requests, rate: float, seed: int) -> Requests:
     """Return the requests at a mean of `rate` per second: their own arrivals stretched.
 
-    Where nobody has one, sessions (or lone requests) begin as a Poisson process instead.
+    Where no request has one, sessions (or single requests) begin as a Poisson process instead.
     """
     known = [at for at in requests.arrival_s if at == at]
     if known:

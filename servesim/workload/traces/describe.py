@@ -47,7 +47,7 @@ class Sharing:
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Sessions:
-    """Conversations, lone requests not among them."""
+    """Conversations, single requests not among them."""
 
     count: int
     requests: int  # that are turns of one

@@ -46,7 +46,7 @@ def _mooncake_rows(file: InputFile, facts: TraceFacts) -> Rows:
 def _bailian_rows(file: InputFile, facts: TraceFacts) -> Rows:
     """A chat whose parent is in the file goes on with the parent's session; a second child begins one of its own."""
     facts.time_field, facts.time_unit = "timestamp", "s"
-    place: dict[int, tuple[int, int]] = {}  # chat that nobody has followed yet -> its session and turn
+    place: dict[int, tuple[int, int]] = {}  # chat without a next turn so far -> its session and turn
 
     def parse(row: Object) -> Row | None:
         result = _hashed_row(row, BAILIAN_BLOCK_TOKENS, facts)
