@@ -204,7 +204,7 @@ class Reference:
         """Decide who gets how many tokens: the whole of `schedule()`, with all its blocks and keys."""
         batch = Batch()
         threshold = self.config.long_prefill_token_threshold
-        if self.rules.threshold_spares_lone and len(self.running) + len(self.waiting) == 1:
+        if self.rules.threshold_spares_single and len(self.running) + len(self.waiting) == 1:
             threshold = 0
         budget = self.plan_running(batch, threshold)
         if not batch.preempted:

@@ -120,8 +120,8 @@ class Both:
         return found
 
     def needs(self, sequence: Sequence, computed: int) -> int:
-        hits, lying = self.look_up(sequence)
-        return max(-(-computed // self.size) - hits, 0) + lying
+        hits, free_hits = self.look_up(sequence)
+        return max(-(-computed // self.size) - hits, 0) + free_hits
 
     def admit(self, sequence: Sequence, computed: int) -> None:
         hits, _ = self.look_up(sequence)
@@ -151,7 +151,7 @@ class Both:
     def start_decode(self, sequence: Sequence) -> None:
         sequence.state = DECODE
         sequence.base = sequence.computed - self.tick
-        self.pool.follow(sequence)
+        self.pool.start_writing(sequence)
 
     def decoding(self) -> list[Sequence]:
         return [sequence for sequence in self.running.values() if sequence.state == DECODE]

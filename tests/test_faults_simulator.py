@@ -286,8 +286,8 @@ class OfTheEngine(MetricFaults, SchedulingFaults, unittest.TestCase):
         plain.advance()
 
         def probe(_: Step) -> None:
-            for sequence in probed.running.values():
-                probed.pool.look_up(sequence, probed.decoding.tick)
+            for sequence in probed.scheduler.running.values():
+                probed.pool.look_up(sequence, probed.scheduler.decoding.tick)
 
         probed = Engine(case.config, case.cost(), case.workload(), observer=probe)
         probed.advance()

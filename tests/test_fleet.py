@@ -157,7 +157,7 @@ def brute_homes(case: Case, count: int, cost: CostModel) -> list[int]:
         sent[home] += 1
         last_sent[home] = index + 1
         feeds[home].due.append((at, index))
-        engines[home].arrivals.update_wake()
+        engines[home].workload_changed()
         homes.append(home)
     return homes
 

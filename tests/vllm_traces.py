@@ -154,13 +154,13 @@ def rules_for(version: tuple[int, int], limits: dict[str, Any]) -> str:
         return (
             rules.whole_sequence_must_fit and reserves,
             rules.keyless_to_front and caches,
-            rules.threshold_spares_lone and threshold,
+            rules.threshold_spares_single and threshold,
         )
 
     then = Rules(
         whole_sequence_must_fit=version >= WHOLE_SEQUENCE_SINCE,
         keyless_to_front=version >= KEYLESS_TO_FRONT_SINCE,
-        threshold_spares_lone=version >= SPARES_LONE_SINCE,
+        threshold_spares_single=version >= SPARES_LONE_SINCE,
     )
     for name, rules in RULES.items():
         if in_play(rules) == in_play(then):

@@ -26,12 +26,12 @@ class Rules:
 
     whole_sequence_must_fit: bool  # scheduler_reserve_full_isl: admission needs room for all of `length`
     keyless_to_front: bool  # released blocks without a key are the next to be taken
-    threshold_spares_lone: bool  # long_prefill_token_threshold does not cut a request that is alone
+    threshold_spares_single: bool  # long_prefill_token_threshold does not cut a request that is alone
 
 
 RULES: dict[str, Rules] = {
-    "vllm-0.32": Rules(whole_sequence_must_fit=True, keyless_to_front=True, threshold_spares_lone=True),
-    "vllm-0.18": Rules(whole_sequence_must_fit=False, keyless_to_front=False, threshold_spares_lone=False),
+    "vllm-0.32": Rules(whole_sequence_must_fit=True, keyless_to_front=True, threshold_spares_single=True),
+    "vllm-0.18": Rules(whole_sequence_must_fit=False, keyless_to_front=False, threshold_spares_single=False),
 }
 
 

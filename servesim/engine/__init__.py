@@ -1,4 +1,6 @@
-"""One simulated engine, told the time: block pool, scheduler, step loop and the laws a run must obey.
+"""One simulated engine on a virtual clock: scheduler, block pool, arrivals, step loop and the laws a run must obey.
 
-Knows nothing of hardware (a cost model gives seconds), of files, or of how results are printed.
+Read `engine` first (the clock), then `scheduler` (who gets what in a step), then `blocks` (the KV cache). The rest is
+named for what it is. The room knows nothing of hardware (a cost model gives seconds), of files, or of how results are
+printed.
 """

@@ -1,4 +1,4 @@
-"""LoRA adapters: how many may run at once, which lie on the device, what loading and reading them takes.
+"""LoRA adapters: how many may run at once, which are on the device, what loading and reading them takes.
 
 As in vLLM (`--max-loras`, vllm/v1/core/sched/scheduler.py), a request whose adapter is not among those that run is
 passed over while as many run as may; those behind it go on. An adapter that is not on the device is loaded in the step
@@ -54,7 +54,7 @@ class Adapters:
         return self.config.load_s
 
     def leave(self, index: int) -> None:
-        """Count off a request that gave up its seat."""
+        """Count off a request that gave up its slot."""
         name = self.names[index]
         if name is not None:
             self.running[name] -= 1

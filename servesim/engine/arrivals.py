@@ -21,10 +21,10 @@ QUEUE_FULL = "queue_full"
 
 
 class Arrivals:
-    """Arrivals at one engine, and departures. `wake_s` is the next time at which somebody comes or leaves by himself.
+    """Arrivals at one engine, and departures. `wake_s` is the next time at which one happens by itself.
 
     Where no request can be refused and no client leaves, an arrival costs next to nothing. `log` gives the times of
-    tokens. `noted` receives the requests that are let in, if somebody watches.
+    tokens. `noted` receives the requests that are let in, if anybody watches.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Arrivals:
         self.wake_s = workload.next_due()
 
     def update_wake(self) -> None:
-        """Ask the workload anew when somebody comes."""
+        """Ask the workload when the next request comes."""
         self.wake_s = self._workload.next_due()
         for heap in (self._deadlines, self._transfers):
             if heap and heap[0][0] < self.wake_s:
@@ -132,7 +132,7 @@ class Arrivals:
         return [sequence for sequence in sequences if self.deadline_s(sequence.index) < now_s]
 
     def completed(self, sequences: Listing[Sequence], now_s: float) -> None:
-        """Hear that sequences are completed and gone from the engine."""
+        """Tell the workload of sequences that are completed and gone from the engine."""
         if self._attempts:
             for sequence in sequences:
                 self._attempts.pop(sequence.index, None)

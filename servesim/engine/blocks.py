@@ -6,14 +6,14 @@ computed side by side both stay.
 
 A cache of thousands of blocks must not cost thousands of operations, so blocks are counted, not visited:
 
-- Blocks without a key lie in front of all keyed ones, and their order cannot be observed: an integer, `keyless`.
-- Behind them lie `Extent`s: runs of keyed blocks that were released together, in order of last use.
+- Blocks without a key are in front of all keyed ones, and their order cannot be observed: an integer, `keyless`.
+- Behind them are `Extent`s: runs of keyed blocks that were released together, in order of last use.
 - Content has a name, not a hash: (stream, block index). One `Chain` per stream that another request can hit. A holder
   always holds a chain from its start, and blocks come back deepest first, so what is alive of a chain is its head:
   one depth says which blocks can be hit, another which are held.
 - Where a block comes to exist twice (a prompt that is an exact multiple of the block size and fully cached, a follower
   that overtakes its parent) that one chain is broken up into single `Block`s.
-- A sequence that decodes along a chain (its `tip`) fills blocks unseen; the chain is brought up to date when somebody
+- A sequence that decodes along a chain (a writer of it) fills blocks unseen; the chain is brought up to date when one
   looks it up.
 
 It does not know time, steps or budgets: the engine tells it where the decode clock stands.
@@ -74,11 +74,11 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.keyless_to_front = keyless_to_front
-        self.key_lag = key_lag  # steps by which a decoded token is known late: 1 under asynchronous scheduling
+        self.key_lag = key_lag  # steps until a decoded token is known: 1 under asynchronous scheduling
         self.keyless = num_blocks  # free blocks in front of the queue
         self.cached = 0  # free blocks in `_lru`
         self.evictions = 0  # blocks with a key that were taken for new content
-        self.tiers = tiers  # where evicted blocks fall
+        self.tiers = tiers  # where evicted blocks go
         self._holders = holders or tuple  # whoever holds blocks, or names chains
         self._lru: OrderedDict[Extent, None] = OrderedDict()
         self._unhittable: Extent | None = None  # the youngest extent, if nobody can hit it: the next one joins it
@@ -127,7 +127,7 @@ class BlockPool:
             if extent.keyed:
                 self.evictions += taken
                 if self.tiers is not None:
-                    self.tiers.fall(None if chain is None or chain.table is not None else chain, taken)
+                    self.tiers.store(None if chain is None or chain.table is not None else chain, taken)
 
     def give(self, count: int, private_keyed: int = 0) -> None:
         """Give back `count` blocks that nobody else holds or can hit, the first `private_keyed` of them with keys."""
@@ -179,7 +179,7 @@ class BlockPool:
         self._chains = {
             key: chain
             for key, chain in self._chains.items()
-            if id(chain) in named or chain.depth_alive > chain.start or (chain.below and any(chain.below.sizes))
+            if id(chain) in named or chain.depth_alive > chain.start or (chain.offloaded and any(chain.offloaded.sizes))
         }
         self._many_chains = max(MANY_CHAINS, 2 * len(self._chains))
 
@@ -188,16 +188,16 @@ class BlockPool:
         return {key: depth for key, chain in self._chains.items() if (depth := chain.depth_alive) > chain.start}
 
     def look_up(self, sequence: Sequence, tick: int) -> tuple[int, int]:
-        """Return how many blocks `sequence` would hit now, and how many of those lie in the free queue.
+        """Return how many blocks `sequence` would hit now, and how many of those are in the free queue.
 
         At least one token must be computed, so a sequence of `length` tokens hits at most (length - 1) // block_size.
         Nothing is changed. `tick` is the decode clock, with this step's decodes counted.
         """
         cap = (sequence.prompt + sequence.outputs - 1) // self.block_size
-        hits = lying = 0
+        hits = free_hits = 0
         for chain, end in sequence.segments:
             depth = end if end < cap else cap
-            if chain.tips:
+            if chain.writers:
                 self._catch_up(chain, tick, LAST)
             if chain.table is None:
                 if depth > chain.alive:
@@ -205,16 +205,16 @@ class BlockPool:
                 if depth > chain.start:
                     hits = depth
                     if depth > chain.held:
-                        lying += depth - chain.held
+                        free_hits += depth - chain.held
             else:
                 for copies in chain.table[: max(depth - chain.start, 0)]:
                     if not copies:
                         break
                     hits += 1
-                    lying += not copies[0].holders
+                    free_hits += not copies[0].holders
             if hits < end:
                 break
-        return hits, lying
+        return hits, free_hits
 
     def hold(self, sequence: Holder, hits: int) -> None:
         """Make `sequence`, which holds nothing, a holder of the `hits` blocks that `look_up` found."""
@@ -232,16 +232,16 @@ class BlockPool:
                 sequence.singles[chain] = mine
                 continue
             chain.enter(depth)
-            lying = depth - chain.held
-            if lying > 0:
+            free_hits = depth - chain.held
+            if free_hits > 0:
                 chain.held = depth
-                self.cached -= lying
-                while lying:
+                self.cached -= free_hits
+                while free_hits:
                     extent = chain.extents[-1]
-                    if extent.size > lying:
-                        extent.size -= lying
+                    if extent.size > free_hits:
+                        extent.size -= free_hits
                         break
-                    lying -= extent.size
+                    free_hits -= extent.size
                     chain.extents.pop()
                     del self._lru[extent]
 
@@ -252,7 +252,7 @@ class BlockPool:
         their token.
         """
         for chain, _ in sequence.segments:
-            if chain.tips and chain.has_tip_beside(sequence):
+            if chain.writers and chain.has_other_writer(sequence):
                 self._catch_up(chain, tick, order)
         if keyed > sequence.keyed:
             if sequence.segments:
@@ -260,24 +260,24 @@ class BlockPool:
             else:
                 sequence.keyed = keyed
 
-    def follow(self, sequence: Holder) -> None:
-        """From now on `sequence` decodes: chains that it still fills are brought up to date on demand."""
+    def start_writing(self, sequence: Holder) -> None:
+        """Note that `sequence` decodes from now on: chains that it still fills are brought up to date on demand."""
         for chain, end in sequence.segments:
             if end > sequence.keyed:
-                chain.tips.append(sequence)
+                chain.writers.append(sequence)
 
     def settle(self, sequence: Holder, keyed: int, tick: int, order: int = LAST) -> None:
         """Bring the keys of `sequence` up to date for the last time: it stops decoding."""
         if keyed > sequence.keyed:
             self.give_keys(sequence, keyed, tick, order)
         for chain, _ in sequence.segments:
-            if sequence in chain.tips:
-                chain.tips.remove(sequence)
+            if sequence in chain.writers:
+                chain.writers.remove(sequence)
 
-    def settle_chains(self, sequence: Holder, tick: int) -> None:
+    def update_chains(self, sequence: Holder, tick: int) -> None:
         """Bring the chains along which `sequence` decodes up to date, before its clock is moved."""
         for chain, _ in sequence.segments:
-            if chain.tips:
+            if chain.writers:
                 self._catch_up(chain, tick, LAST)
 
     def release(self, sequence: Holder, blocks: int) -> None:
@@ -320,24 +320,24 @@ class BlockPool:
     def _catch_up(self, chain: Chain, tick: int, order: int) -> None:
         """Give the keys that the sequences decoding along `chain` have earned unseen, in the order of earning them."""
         size, lag = self.block_size, self.key_lag
-        tip = chain.tips[0]
-        if not any(other.has_tip_beside(tip) for other, _ in tip.segments):
-            keyed = (tip.base + tick - (tip.order > order) - lag) // size
-            if keyed > tip.keyed:
-                self._key(tip, keyed)
+        writer = chain.writers[0]
+        if not any(other.has_other_writer(writer) for other, _ in writer.segments):
+            keyed = (writer.base + tick - (writer.order > order) - lag) // size
+            if keyed > writer.keyed:
+                self._key(writer, keyed)
             return
-        tips = list(chain.tips)
-        for tip in tips:  # which grows by those they share other chains with
-            for other, _ in tip.segments:
-                tips += [more for more in other.tips if more not in tips]
+        writers = list(chain.writers)
+        for writer in writers:  # which grows by those they share other chains with
+            for other, _ in writer.segments:
+                writers += [more for more in other.writers if more not in writers]
         earned = []
-        for tip in tips:
-            keyed = (tip.base + tick - (tip.order > order) - lag) // size
-            for after in range(tip.keyed + 1, keyed + 1):
-                earned.append((after * size + lag - tip.base, tip.order, after, tip))
+        for writer in writers:
+            keyed = (writer.base + tick - (writer.order > order) - lag) // size
+            for after in range(writer.keyed + 1, keyed + 1):
+                earned.append((after * size + lag - writer.base, writer.order, after, writer))
         earned.sort()
-        for _, _, after, tip in earned:
-            self._key(tip, after)
+        for _, _, after, writer in earned:
+            self._key(writer, after)
 
     def _key(self, sequence: Holder, keyed: int) -> None:
         for chain, end in sequence.segments:
@@ -345,7 +345,7 @@ class BlockPool:
             after = keyed if keyed < end else end
             if after <= first:
                 continue
-            if chain.table is None and (first != chain.alive or chain.has_tip_beside(sequence)):
+            if chain.table is None and (first != chain.alive or chain.has_other_writer(sequence)):
                 chain.break_up(self._holders())
                 if self.tiers is not None:
                     self.tiers.forget(chain)
@@ -354,8 +354,8 @@ class BlockPool:
                     chain.leave(first)
                 chain.enter(after)
                 chain.alive = chain.held = after
-                if chain.below is not None and self.tiers is not None and after > chain.below.start:
-                    self.tiers.overtaken(chain)
+                if chain.offloaded is not None and self.tiers is not None and after > chain.offloaded.start:
+                    self.tiers.drop_recomputed(chain)
                 continue
             mine = sequence.singles.setdefault(chain, [])
             for index in range(first, after):

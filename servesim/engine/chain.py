@@ -1,5 +1,4 @@
-"""What a block pool counts instead of blocks: runs of free blocks, the blocks that hold one stream's content, and who
-holds them.
+"""What a block pool counts instead of blocks: the blocks of one stream's content, runs of free ones, and holders.
 
 All of these point at each other, so they stand together; what is done with them is `blocks` and `tiers`.
 """
@@ -37,7 +36,7 @@ class Block:
     def __init__(self, index: int, holders: int) -> None:
         self.index = index
         self.holders = holders
-        self.extent: Extent | None = None  # where it lies while nobody holds it
+        self.extent: Extent | None = None  # where it is while nobody holds it
 
 
 class Extent:
@@ -59,20 +58,20 @@ class Chain:
     deep they hold.
     """
 
-    __slots__ = ("alive", "below", "depths", "extents", "held", "start", "table", "tips")
+    __slots__ = ("alive", "depths", "extents", "held", "offloaded", "start", "table", "writers")
 
     def __init__(self, start: int) -> None:
         self.start = self.alive = self.held = start
         self.depths: dict[int, int] = {}
         self.extents: list[Extent] = []
-        self.tips: list[Holder] = []  # sequences that decode along it
-        self.below: OffloadedTail | None = None  # what the tiers below the cache have of it
+        self.writers: list[Holder] = []  # sequences that decode along it
+        self.offloaded: OffloadedTail | None = None  # what the tiers below the cache have of it
         self.table: list[list[Block]] | None = None  # broken up: the blocks with each key, oldest key first
 
-    def has_tip_beside(self, sequence: Holder) -> bool:
+    def has_other_writer(self, sequence: Holder) -> bool:
         """Tell whether a sequence other than this one decodes along the chain."""
-        tips = self.tips
-        return bool(tips) and (len(tips) > 1 or tips[0] is not sequence)
+        writers = self.writers
+        return bool(writers) and (len(writers) > 1 or writers[0] is not sequence)
 
     @property
     def depth_alive(self) -> int:

@@ -12,7 +12,7 @@ does with its tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from servesim.config.engine import EngineConfig
@@ -28,7 +28,7 @@ from servesim.engine.steady import Steady
 from servesim.engine.trace import Observation, StepWatch
 from servesim.errors import RunError
 from servesim.runs.records import NAN, EngineTotals, Records, Run, StepLog
-from servesim.runs.step_log import FoldedLog
+from servesim.runs.step_log import CompressedLog
 from servesim.workload.workload import Workload
 
 EMPTY_STEPS = 10_000
@@ -72,7 +72,7 @@ class Engine:
         self.cost = cost if adapters is None else AdapterCost(cost, adapters)
         noted = None if self.watch is None else self.watch.arrived
         self.arrivals = Arrivals(workload, self.scheduler, self.limits, self.log, noted)
-        self.on_chunks: Callable[[list[Chunk], float, float], None] | None = None  # told after each step that has any
+        self.on_chunks: Callable[[list[Chunk], float, float], None] | None = None  # called after each step that has any
         self._steady = Steady(
             self.scheduler.decoding, self.pool, self.cost, self.log, self.totals, is_fixed=adapters is None
         )
@@ -94,6 +94,11 @@ class Engine:
     def is_busy(self) -> bool:
         """Whether there is a request in the engine."""
         return bool(self.scheduler.running or self.scheduler.waiting)
+
+    @property
+    def wake_s(self) -> float:
+        """The next time at which a request comes, or a client leaves, by itself."""
+        return self.arrivals.wake_s
 
     # The clock
 
@@ -218,7 +223,7 @@ class Engine:
         return decodes, context, chunks
 
     def _finish(self, finished: list[Sequence], step: int) -> None:
-        """Let go of sequences that had their last token in `step`, and say so to the workload."""
+        """Release sequences that had their last token in `step`, and tell the workload."""
         arrivals, now = self.arrivals, self.now
         late = () if arrivals.timeout_s is None else arrivals.too_late(finished, now)
         completed = self.scheduler.finish(finished, step, late)
@@ -285,6 +290,15 @@ class Engine:
 
     # A server that is never over
 
+    def least_step_s(self) -> float:
+        """Return the least seconds that the next step takes."""
+        decoding = self.scheduler.decoding
+        return self.cost.decode(max(1, decoding.count), decoding.context + decoding.count)
+
+    def has_ended(self, index: int) -> bool:
+        """Tell whether request `index` had its last token in the last step and is not yet released."""
+        return self.scheduler.has_ended(index)
+
     def withdraw(self, index: int) -> Sequence | None:
         """Take a request whose client has left out of the engine; return its sequence, if it was ever admitted."""
         return self.scheduler.withdraw(index, len(self.log))
@@ -315,9 +329,29 @@ class Engine:
 
     # A fleet
 
+    def workload_changed(self) -> None:
+        """Ask the workload anew when the next request comes: it was given one from outside."""
+        self.arrivals.update_wake()
+
+    def live_indices(self) -> Iterator[int]:
+        """Yield the requests that are in the engine, running or waiting."""
+        return self.scheduler.live_indices()
+
     def compress_log(self) -> None:
         """Write a steady stretch down as one entry, before anything has run; for runs of a billion steps."""
-        self.log = self.arrivals.log = self._steady.log = FoldedLog()
+        self.log = self.arrivals.log = self._steady.log = CompressedLog()
+
+    def hand_over_prompts(self, hand_over: Callable[[Sequence], None]) -> None:
+        """Call `hand_over` with every completed prompt; its blocks stay in use until the time given to `free_at`."""
+        self.scheduler.hand_over = hand_over
+
+    def free_at(self, at_s: float, sequence: Sequence) -> None:
+        """Give back the blocks of a prompt that was handed over at the first schedule at or after `at_s`."""
+        self.arrivals.free_at(at_s, sequence)
+
+    def cached_tokens(self, sequence: Sequence) -> int:
+        """Return how many tokens of a sequence that is not here yet the prefix cache holds now."""
+        return self.scheduler.cached_tokens(sequence)
 
     def receive(self, sequence: Sequence) -> None:
         """Have a request that is about to arrive begin with the KV that came over a link."""

@@ -1,6 +1,6 @@
-"""From an engine that has stopped to the run that it made: what needs no step to be known, and what only the end knows.
+"""From an engine that has stopped to the run that it made: the totals of its steps, the columns that need no step.
 
-Told of columns, logs and totals alone: one engine and a fleet of them end alike.
+It knows columns, logs and totals alone, so one engine and a fleet of them end alike.
 """
 
 from __future__ import annotations

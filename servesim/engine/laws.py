@@ -107,7 +107,7 @@ def _blocks(facts: Facts) -> str | None:
         if pool.cached != pool.count_cached():
             return f"law 3, blocks: {pool.cached} cached blocks are counted, {pool.count_cached()} are there"
         for tier in pool.tiers.tiers if pool.tiers is not None else ():
-            if tier.used != sum(fallen.size for fallen in tier.lru):
+            if tier.used != tier.count():
                 return f"law 3, blocks: tier {tier.config.name} counts {tier.used} blocks and has others"
     return None
 

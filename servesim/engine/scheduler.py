@@ -227,7 +227,7 @@ class Scheduler:
         if self._watched:
             step.admissions = []
         threshold = config.long_prefill_token_threshold
-        if threshold and self.rules.threshold_spares_lone and len(self.running) + len(self.waiting) == 1:
+        if threshold and self.rules.threshold_spares_single and len(self.running) + len(self.waiting) == 1:
             threshold = 0
         budget = config.max_num_batched_tokens
         if self.speculation is not None and decoding.count:
@@ -367,7 +367,7 @@ class Scheduler:
             self.records.pieces.setdefault(sequence.index, []).append((sequence.run_start, step - 1))
         sequence.run_start = step + 1
         if ticking:
-            self.pool.settle_chains(sequence, self.decoding.tick)
+            self.pool.update_chains(sequence, self.decoding.tick)
             self.decoding.hold_back(sequence)
             self._unordered = True
 
@@ -549,7 +549,7 @@ class Scheduler:
         """Tell whether a blocked head may find more blocks without anything being released."""
         if sequence is None or not sequence.segments:
             return False
-        return bool(chunks or self.prefilling) or any(chain.tips for chain, _ in sequence.segments)
+        return bool(chunks or self.prefilling) or any(chain.writers for chain, _ in sequence.segments)
 
     def _tokens_in_flight(self) -> int:
         """Return the sum of `length` over running sequences, tokens on their way counted as known."""
@@ -601,7 +601,7 @@ class Scheduler:
             else:
                 decoding.join(sequence)
                 if sequence.segments:
-                    self.pool.follow(sequence)
+                    self.pool.start_writing(sequence)
         if total:
             step.prefill_tokens = total
             totals.scheduled += len(step.chunks)
@@ -623,7 +623,7 @@ class Scheduler:
             accepted = min(accepted, room)
             if accepted:
                 pool.take(-(-(computed + accepted) // size) + -computed // size)
-                decoding.leap(sequence, accepted)
+                decoding.move_ahead(sequence, accepted)
                 totals.accepted_tokens += accepted
                 totals.computed_tokens += accepted
 

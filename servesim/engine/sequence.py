@@ -12,7 +12,7 @@ released (asynchronous scheduling only); preempted."""
 class Sequence(Holder):
     """One attempt at one request, from its first admission to its end.
 
-    `computed` is how many of its tokens have KV. While it decodes nobody visits it: then `base + tick` takes the place
+    `computed` is how many of its tokens have KV. While it decodes it is not visited: then `base + tick` takes the place
     of `computed`, with the engine's decode clock for `tick`, and `finish_tick - tick` tokens are still to come.
     """
 

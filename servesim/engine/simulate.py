@@ -1,8 +1,6 @@
-"""A whole run of one engine: a server and a workload in, a `Run` out. `servesim.fleet.simulate` runs any number.
+"""A whole run of one engine: a server and a workload in, a `Run` out, or the seconds that each term of its steps took.
 
-Where the time of a simulated run went: the same run once more, with every step's terms added up.
-
-The run is stepped one by one, as under an observer, so that each step asks the cost model exactly once.
+`servesim.fleet.simulate` runs any number of engines. Both can be watched while they run (`advance_watched`).
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ WATCHED_EVERY_S = 0.05  # of real time, about
 LEAST_SLICE_S = 0.01  # of virtual time: about a step
 
 Watch = Callable[[int], bool]
-"""Is told, every now and then, how many requests are over; returns True to stop the run there."""
+"""Called every now and then with the number of requests that are over; returns True to stop the run there."""
 
 
 def run_workload(
@@ -68,16 +66,16 @@ def judge_floor(run: Run, server: Server, cost: CostModel, steps: int) -> None:
     """Say how many of the `steps` of this kind of server were faster than its datasheet allows, if any were."""
     if isinstance(cost, FloorWatch) and cost.steps_below_floor:
         hardware = server.hardware
-        told = (
+        warning = (
             f"{cost.steps_below_floor:,} of {steps:,} steps are faster than the datasheet of "
             f"{hardware.name} allows (mfu {hardware.mfu:g}, mbu {hardware.mbu:g})"
         )
         # Law 9: only efficiencies above 1, which somebody asked for by name, may do that.
-        (run.warnings if max(hardware.mfu, hardware.mbu) > 1 else run.violations).append(told)
+        (run.warnings if max(hardware.mfu, hardware.mbu) > 1 else run.violations).append(warning)
 
 
 def arriving(workload: Workload, cost: CostModel) -> Workload:
-    """Return the workload as the engine sees it: later than it was sent, where the cost model knows by how much."""
+    """Return the workload as the engine sees it: later than it was sent, where the cost model has a delay."""
     delay_s: float = getattr(cost, "ingest_s", 0.0)
     return Delayed(workload, delay_s) if delay_s else workload
 
@@ -114,7 +112,7 @@ class _Watched:
 
     def rests_until(self) -> float:
         engine = self._engine
-        return engine.now if engine.is_busy else engine.arrivals.wake_s
+        return engine.now if engine.is_busy else engine.wake_s
 
     def over(self) -> int:
         outcomes = self._engine.records.outcome
@@ -122,7 +120,7 @@ class _Watched:
 
 
 def advance_watched(watched: Watchable, until: float, watch: Watch | None) -> bool:
-    """Advance to `until`; where somebody watches, in slices of virtual time that take about as long to compute.
+    """Advance to `until`; with a `watch`, in slices of virtual time that take about as long to compute.
 
     How a run is sliced changes nothing in it. Returns whether `watch` stopped it.
     """
@@ -148,7 +146,10 @@ def advance_watched(watched: Watchable, until: float, watch: Watch | None) -> bo
 
 
 def watch_terms(server: Server, workload: Workload, horizon_s: float | None = None) -> TermWatch:
-    """Run `workload` (which is then used up) on one `server` and return the seconds of each term of its steps."""
+    """Run `workload` (which is then used up) on one `server` and return the seconds of each term of its steps.
+
+    The run is stepped one by one, as under an observer, so that each step asks the cost model exactly once.
+    """
     watch = TermWatch(server.cost())
     engine = Engine(server.config, watch, arriving(workload, watch), observer=lambda observation: None)
     watch.reset()  # an engine may ask before it begins

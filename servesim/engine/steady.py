@@ -1,6 +1,6 @@
 """Steady stretches: the steps in which every decoding sequence takes one token and nothing else happens.
 
-Most steps are of that kind, and nobody is to be visited in them: a step is a price, and at times a few blocks. Many
+Most steps are of that kind, and no sequence is visited in them: a step is a price, and at times a few blocks. Many
 sequences are stepped in one tight loop, up to the first that has its last token. A few are taken at one go, since their
 stretches are long and no list of them is. Both are equal to stepping to the bit, and both write either kind of log: of
 every step its end and blocks, or of the whole stretch one entry (`runs.step_log`).
@@ -17,7 +17,7 @@ from servesim.cost.model import CostModel
 from servesim.engine.blocks import BlockPool
 from servesim.engine.decoding import Decoding
 from servesim.runs.records import EngineTotals, StepLog
-from servesim.runs.step_log import FoldedLog
+from servesim.runs.step_log import CompressedLog
 
 FEW = 4
 """Up to so many decoding sequences, the next to finish is found by looking at all of them."""
@@ -58,7 +58,7 @@ class Steady:
             end_s = self._run_few(now_s, until_s)
             if end_s is not None:
                 return end_s
-        folded = log if isinstance(log, FoldedLog) else None
+        compressed = log if isinstance(log, CompressedLog) else None
         needs, buckets, block_size, seconds = decoding.needs, decoding.buckets, decoding.block_size, self._cost.decode
         ends_s, decodes, kv_blocks = log.end_s, log.decodes, log.kv_blocks
         used, block_seconds, tick = pool.used, 0.0, start
@@ -76,7 +76,7 @@ class Steady:
             tick += 1
             duration_s = seconds(count, context)
             now_s += duration_s
-            if folded is None:
+            if compressed is None:
                 ends_s.append(now_s)
                 decodes.append(count)
                 kv_blocks.append(used)
@@ -87,9 +87,9 @@ class Steady:
         steps = tick - start
         if not steps:
             return None
-        if folded is not None:
-            folded.block_seconds += block_seconds
-            folded.fold(now_s, count, used, steps, decoding.context)
+        if compressed is not None:
+            compressed.block_seconds += block_seconds
+            compressed.append_stretch(now_s, count, used, steps, decoding.context)
         self._advance(steps)
         return now_s
 
@@ -104,11 +104,11 @@ class Steady:
         if ends_s[-1] >= until_s:
             del ends_s[bisect_left(ends_s, until_s, 1) + 1 :]
         steps, end_s = len(ends_s) - 1, ends_s[-1]
-        if isinstance(log, FoldedLog):
+        if isinstance(log, CompressedLog):
             taken, block_seconds = self._block_seconds(ends_s)
             pool.keyless -= taken
             log.block_seconds += block_seconds
-            log.fold(end_s, count, pool.used, steps, decoding.context)
+            log.append_stretch(end_s, count, pool.used, steps, decoding.context)
         else:
             phase = decoding.tick % block_size
             cycle = decoding.needs[phase:] + decoding.needs[:phase]

@@ -1,11 +1,11 @@
-"""KV tiers below the cache of the device: evicted blocks that keep a key fall into host memory, and come back.
+"""KV tiers below the cache of the device: evicted blocks that keep a key go to host memory, and can come back.
 
-A tier is an LRU of whole blocks. What falls out of it falls into the next one, or is gone. A hit moves its blocks back
-up: a block is in exactly one tier. The blocks of a chain fall deepest first, so what a tier has of a chain is one
-stretch behind what the tier above it has, and one number says how long it is. Blocks that nobody can hit fall too: they
-cost room like the others, since nothing tells them apart.
+A tier is an LRU of whole blocks. What it has no room for goes to the next one, or is dropped. A hit moves its blocks
+back to the device: a block is in exactly one place. The blocks of a chain are evicted deepest first, so what a tier has
+of a chain is one stretch behind what the tier above it has, and one number says how long it is. Blocks that nobody can
+hit are moved too: they take room like the others, since nothing tells them apart.
 
-It does not know time: the engine adds what a fetch takes. Blocks fall beside the computation, at no cost.
+It does not know time: the engine adds what a fetch takes. Blocks leave the device beside the computation, at no cost.
 """
 
 from __future__ import annotations
@@ -19,15 +19,19 @@ from servesim.engine.chain import Chain, Holder, OffloadedRun, OffloadedTail
 
 
 class Tier:
-    """One tier's blocks, in order of falling."""
+    """One tier's blocks, those that came first in front."""
 
-    __slots__ = ("config", "dropped", "fallen", "fetched", "lru", "peak", "used")
+    __slots__ = ("config", "dropped", "fetched", "peak", "runs", "stored", "used")
 
     def __init__(self, config: TierConfig) -> None:
         self.config = config
-        self.lru: OrderedDict[OffloadedRun, None] = OrderedDict()
-        self.used = self.peak = 0
-        self.fallen = self.fetched = self.dropped = 0  # blocks: came in, went back up, fell out
+        self.runs: OrderedDict[OffloadedRun, None] = OrderedDict()
+        self.used = self.peak = 0  # blocks
+        self.stored = self.fetched = self.dropped = 0  # blocks that came in, that went back up, that went further down
+
+    def count(self) -> int:
+        """Return `used` as counted anew, one run after the other."""
+        return sum(run.size for run in self.runs)
 
 
 class Tiers:
@@ -36,69 +40,70 @@ class Tiers:
     def __init__(self, configs: Listing[TierConfig]) -> None:
         self.tiers = [Tier(config) for config in configs]
 
-    def fall(self, chain: Chain | None, count: int) -> None:
-        """Take in `count` blocks that were just evicted: of `chain` those that follow what is still alive of it."""
+    def store(self, chain: Chain | None, count: int) -> None:
+        """Take in `count` blocks that were just evicted: of `chain` those that follow what still exists of it."""
         if chain is not None:
-            if chain.below is None:
-                chain.below = OffloadedTail(len(self.tiers))
-            chain.below.start = chain.alive
-        self._fall(0, chain, count)
+            if chain.offloaded is None:
+                chain.offloaded = OffloadedTail(len(self.tiers))
+            chain.offloaded.start = chain.alive
+        self._store(0, chain, count)
 
-    def _fall(self, level: int, chain: Chain | None, count: int) -> None:
+    def _store(self, level: int, chain: Chain | None, count: int) -> None:
         if level == len(self.tiers):
             return
         tier = self.tiers[level]
-        fallen = OffloadedRun(chain, count)
-        tier.lru[fallen] = None
+        run = OffloadedRun(chain, count)
+        tier.runs[run] = None
         tier.used += count
-        tier.fallen += count
-        if chain is not None and chain.below is not None:
-            chain.below.sizes[level] += count
-            chain.below.runs[level].append(fallen)
+        tier.stored += count
+        if chain is not None and chain.offloaded is not None:
+            chain.offloaded.sizes[level] += count
+            chain.offloaded.runs[level].append(run)
         limit = tier.config.blocks
         while limit is not None and tier.used > limit:
-            oldest = next(iter(tier.lru))
-            out = min(oldest.size, tier.used - limit)
-            self._take(level, oldest, out, 0)
-            tier.dropped += out
-            self._fall(level + 1, oldest.chain, out)
+            oldest = next(iter(tier.runs))
+            excess = min(oldest.size, tier.used - limit)
+            self._remove(level, oldest, excess, 0)
+            tier.dropped += excess
+            self._store(level + 1, oldest.chain, excess)
         tier.peak = max(tier.peak, tier.used)
 
-    def _take(self, level: int, fallen: OffloadedRun, count: int, end: int) -> None:
-        """Take `count` blocks of `fallen` out of a tier; it lies at the `end` (0: deep, -1: shallow) of its chain's."""
+    def _remove(self, level: int, run: OffloadedRun, count: int, end: int) -> None:
+        """Remove `count` blocks of `run` from a tier; it is at the `end` (0: deep, -1: shallow) of its chain's runs."""
         tier = self.tiers[level]
         tier.used -= count
-        fallen.size -= count
-        if not fallen.size:
-            del tier.lru[fallen]
-        if fallen.chain is not None and fallen.chain.below is not None:
-            fallen.chain.below.sizes[level] -= count
-            if not fallen.size:
-                fallen.chain.below.runs[level].pop(end)
+        run.size -= count
+        if not run.size:
+            del tier.runs[run]
+        if run.chain is not None and run.chain.offloaded is not None:
+            run.chain.offloaded.sizes[level] -= count
+            if not run.size:
+                run.chain.offloaded.runs[level].pop(end)
 
     def look_up(self, sequence: Holder, hits: int, cap: int) -> list[int]:
         """Return how many blocks behind the first `hits` each tier would bring back, `cap` blocks hit in all."""
         counts = [0] * len(self.tiers)
-        for _, level, count in self._behind(sequence, hits, cap):
+        for _, level, count in self._found(sequence, hits, cap):
             counts[level] += count
         return counts
 
     def fetch(self, sequence: Holder, hits: int, cap: int) -> None:
         """Bring back what `look_up` found: the blocks are no longer here."""
-        for chain, level, count in list(self._behind(sequence, hits, cap)):
+        for chain, level, count in list(self._found(sequence, hits, cap)):
             self.tiers[level].fetched += count
-            self._take_shallow(chain, level, count)
+            self._remove_shallow(chain, level, count)
 
-    def _behind(self, sequence: Holder, hits: int, cap: int) -> list[tuple[Chain, int, int]]:
+    def _found(self, sequence: Holder, hits: int, cap: int) -> list[tuple[Chain, int, int]]:
+        """Return (chain, tier, blocks) of what continues the first `hits` blocks of `sequence`, in their order."""
         found: list[tuple[Chain, int, int]] = []
         for chain, end in sequence.segments:
             if hits >= end:
                 continue
-            below, at = chain.below, max(hits, chain.start)
-            if below is None or chain.table is not None or at != chain.alive or below.start != at:
+            tail, at = chain.offloaded, max(hits, chain.start)
+            if tail is None or chain.table is not None or at != chain.alive or tail.start != at:
                 break
             depth = min(end, cap)
-            for level, size in enumerate(below.sizes):
+            for level, size in enumerate(tail.sizes):
                 count = min(size, depth - at)
                 if count > 0:
                     found.append((chain, level, count))
@@ -110,31 +115,33 @@ class Tiers:
                 break
         return found
 
-    def _take_shallow(self, chain: Chain, level: int, count: int) -> None:
-        assert chain.below is not None
-        chain.below.start += count
+    def _remove_shallow(self, chain: Chain, level: int, count: int) -> None:
+        """Remove the first `count` blocks that a tier has of a chain."""
+        tail = chain.offloaded
+        assert tail is not None
+        tail.start += count
         while count:
-            fallen = chain.below.runs[level][-1]
-            taken = min(fallen.size, count)
-            self._take(level, fallen, taken, -1)
+            run = tail.runs[level][-1]
+            taken = min(run.size, count)
+            self._remove(level, run, taken, -1)
             count -= taken
 
-    def overtaken(self, chain: Chain) -> None:
-        """Drop the blocks that were computed again above: a block is in one tier only."""
-        below = chain.below
-        assert below is not None
-        for level, size in enumerate(below.sizes):
-            count = min(size, chain.alive - below.start)
+    def drop_recomputed(self, chain: Chain) -> None:
+        """Drop the blocks of a chain that were computed again on the device: a block is in one place only."""
+        tail = chain.offloaded
+        assert tail is not None
+        for level, size in enumerate(tail.sizes):
+            count = min(size, chain.alive - tail.start)
             if count > 0:
-                self._take_shallow(chain, level, count)
+                self._remove_shallow(chain, level, count)
 
     def forget(self, chain: Chain) -> None:
         """Make a chain's blocks here unhittable: it was broken up, and single blocks are not kept below."""
-        if chain.below is not None:
-            for runs in chain.below.runs:
-                for fallen in runs:
-                    fallen.chain = None
-            chain.below = None
+        if chain.offloaded is not None:
+            for runs in chain.offloaded.runs:
+                for run in runs:
+                    run.chain = None
+            chain.offloaded = None
 
     def describe(self) -> list[dict[str, Any]]:
         """Return what each tier did, for the report."""
@@ -142,10 +149,10 @@ class Tiers:
             {
                 "tier": tier.config.name,
                 "block_bytes": tier.config.block_bytes,
-                "moved_bytes": (tier.fallen + tier.fetched) * tier.config.block_bytes,
+                "moved_bytes": (tier.stored + tier.fetched) * tier.config.block_bytes,
                 "blocks": tier.config.blocks,
                 "peak_blocks": tier.peak,
-                "fallen_blocks": tier.fallen,
+                "fallen_blocks": tier.stored,
                 "fetched_blocks": tier.fetched,
                 "dropped_blocks": tier.dropped,
                 "fetch_s": tier.fetched * tier.config.block_s,

@@ -267,7 +267,7 @@ class Figure:
 def _waiting(fleet: ScaledFleet, now: float) -> float:
     for replica in fleet.ready:
         fleet.bring_to(replica, now)
-    return _per_replica(fleet, sum(len(replica.engine.scheduler.waiting) for replica in fleet.ready))
+    return _per_replica(fleet, sum(replica.engine.num_waiting for replica in fleet.ready))
 
 
 def _kv(fleet: ScaledFleet, now: float) -> float:

@@ -81,7 +81,7 @@ class Deployment:
         ]
 
     @property
-    def can_fold(self) -> bool:
+    def can_compress_log(self) -> bool:
         """Whether every token but a request's first comes a plain decode step after the one before it, for whoever
         waits for it."""
         configs = [built.server.config for built in self.kinds]

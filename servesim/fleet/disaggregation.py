@@ -115,7 +115,7 @@ class Disaggregation(Fleet):
         self._reactive = True  # what one engine finishes arrives at another
         self._foresees = False  # and what it has computed of a prompt may be on its way before
         for replica in self.replicas:
-            replica.engine.scheduler.hand_over = self._hand_over_of(replica)
+            replica.engine.hand_over_prompts(self._hand_over_of(replica))
             if link.overlap != "none":
                 replica.engine.on_chunks = self._chunks_of(replica)
         self.decode_homes = array("i", [0]) * size
@@ -199,7 +199,7 @@ class Disaggregation(Fleet):
         promised = 0
         if target.engine.config.prefix_caching:
             self.bring_to(target, at)
-            promised = target.engine.scheduler.cached_tokens(self._arriving(sequence, target))
+            promised = target.engine.cached_tokens(self._arriving(sequence, target))
         return target, promised
 
     @staticmethod
@@ -240,7 +240,7 @@ class Disaggregation(Fleet):
             size = round((sequence.prompt - sent) * self.kv_bytes_per_token)
             started_s, arrived_s = self.link.carry(source.number, target.number, size, at)
         self.link_start_s[index] = started_s
-        source.engine.arrivals.free_at(arrived_s, sequence)
+        source.engine.free_at(arrived_s, sequence)
         self.reschedule(source)
         self.at(arrived_s, self._arrive, sequence, target, promised, arrived_s)
 
@@ -265,7 +265,7 @@ class Disaggregation(Fleet):
         requests, prompts, records = self.workload.requests, self.records, self._client_records
         prefill_log = merge_logs(self.replicas, self.homes, prompts)
         decode_log = merge_logs(self.decoders, self.decode_homes, records)
-        live = {index for replica in self.replicas for index in replica.engine.scheduler.live_indices()}
+        live = {index for replica in self.replicas for index in replica.engine.live_indices()}
         close_records(prompts, self.workload, requests.output_tokens, live | self._gone_on())
         violations = broken_laws(facts_of(self.replicas, self.workload, prompts, prefill_log, away=True))
         decode_start_s = records.admitted_s

@@ -150,7 +150,7 @@ class Fleet:
 
     def _standstill(self) -> RunError:
         for replica in self._replicas:
-            for index in (*replica.engine.scheduler.live_indices(), *replica.mailbox.pending()):
+            for index in (*replica.engine.live_indices(), *replica.mailbox.pending()):
                 return RunError(
                     f"request {self.workload.requests.id(index)} on replica {replica.number} ({replica.name}) gets no "
                     f"further: {self._patience:,} events, and the time is still {self.now:g} s"
@@ -232,7 +232,7 @@ class Fleet:
             self.homes[index] = replica.number
             replica.mailbox.post(arrival_s[index] + self._delay_s, index)
         for replica in self._replicas:
-            replica.engine.arrivals.update_wake()
+            replica.engine.workload_changed()
             self.reschedule(replica)
 
     def _hear(self, replica: Replica, index: int, at: float, error: str | None) -> bool:

@@ -11,7 +11,7 @@ from servesim.engine.finalise import close_records
 from servesim.engine.laws import Facts, broken_laws
 from servesim.fleet.replica import Replica
 from servesim.runs.records import EngineTotals, Records, Run, StepLog
-from servesim.runs.step_log import FoldedLog
+from servesim.runs.step_log import CompressedLog
 from servesim.workload.workload import Workload
 
 
@@ -21,7 +21,7 @@ def merged_run(
     """Return the run of replicas that serve whole requests; `homes` says which replica each request was sent to."""
     log = merge_logs(replicas, homes, records)
     totals = add_totals(replicas)
-    live = {index for replica in replicas for index in replica.engine.scheduler.live_indices()}
+    live = {index for replica in replicas for index in replica.engine.live_indices()}
     close_records(records, workload, targets_of(replicas, homes), live)
     return Run(
         source="simulated",
@@ -63,17 +63,17 @@ def merge_logs(replicas: Sequence[Replica], homes: array[int], records: Records)
     if len(replicas) == 1:
         engine = replicas[0].engine
         records.abandoned = engine.arrivals.abandoned
-        if isinstance(engine.log, FoldedLog):
+        if isinstance(engine.log, CompressedLog):
             engine.log.pad()
             engine.log.prices = [(0, engine.cost.decode)]
         return engine.log
-    log: StepLog = FoldedLog() if isinstance(replicas[0].engine.log, FoldedLog) else StepLog()
+    log: StepLog = CompressedLog() if isinstance(replicas[0].engine.log, CompressedLog) else StepLog()
     offsets = [0] * (max(replica.number for replica in replicas) + 1)
     for replica in replicas:
         own, offset = replica.engine.log, len(log)
         offsets[replica.number] = offset
         append_log(log, own)
-        if isinstance(own, FoldedLog) and isinstance(log, FoldedLog):
+        if isinstance(own, CompressedLog) and isinstance(log, CompressedLog):
             price = replica.engine.cost.decode
             if not log.prices or log.prices[-1][1] != price:
                 log.prices.append((offset, price))
@@ -99,7 +99,7 @@ def append_log(log: StepLog, part: StepLog) -> None:
     log.starts[offset] = 0.0
     for step, start_s in part.start_pairs():
         log.starts[offset + step] = start_s
-    if isinstance(part, FoldedLog) and isinstance(log, FoldedLog):
+    if isinstance(part, CompressedLog) and isinstance(log, CompressedLog):
         part.pad()
         log.ticks.extend(part.ticks)
         log.contexts.extend(part.contexts)

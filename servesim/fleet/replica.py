@@ -115,7 +115,7 @@ class Replica:
     def send(self, due: float, index: int) -> None:
         """Let request `index` arrive at time `due`."""
         self.mailbox.post(due, index)
-        self.engine.arrivals.update_wake()
+        self.engine.workload_changed()
 
     def soonest_end(self, due: float, index: int) -> float | None:
         """Return a time before which request `index`, sent at `due`, is not over; None where that is not known.

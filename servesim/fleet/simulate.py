@@ -19,7 +19,7 @@ from servesim.units import suggest
 from servesim.workload.workload import Workload
 
 DEFAULT_CONCURRENCY = 8
-FOLD_FROM = 200_000
+COMPRESS_FROM = 200_000
 
 
 def simulate(
@@ -71,9 +71,9 @@ def run_deployment(
 ) -> Run:
     """Run `spec` on `deployment`; `workload` is what it was built to, if it was built before.
 
-    A lone engine is run as such, so that one replica is no other thing than none asked for. A run that `watch` stopped
-    is partial. Where nobody asks for `every_token`'s time, a fleet of `FOLD_FROM` requests and more keeps a folded log:
-    the same figures from far less memory, but no times of the tokens between first and last.
+    A single engine is run as such, so that one replica is no other thing than none asked for. A run that `watch`
+    stopped is partial. Where nobody asks for `every_token`'s time, a fleet of `COMPRESS_FROM` requests and more keeps a
+    compressed log: the same figures from far less memory, but no times of the tokens between first and last.
     """
     server = deployment.lone
     if server is not None:
@@ -84,7 +84,7 @@ def run_deployment(
         horizon_s = seconds(positive=True)(horizon_s, "horizon_s")
     costs = [built.server.cost() for built in deployment.kinds]
     fleet = deployment.drive(arriving(workload or build_workload(spec), costs[0]), costs, spec.seed)
-    if not every_token and len(fleet.workload.requests) >= FOLD_FROM and deployment.can_fold:
+    if not every_token and len(fleet.workload.requests) >= COMPRESS_FROM and deployment.can_compress_log:
         fleet.compress_logs()
     stopped = advance_watched(_Watched(fleet), math.inf if horizon_s is None else horizon_s, watch)
     run = fleet.run({**deployment.describe(), **spec.as_dict(), "horizon_s": horizon_s})

@@ -2,10 +2,10 @@
 
 In a stretch the same sequences decode, so that the times between its tokens follow from their number and their context
 by the cost model: an entry needs no more than those, the number of its steps and its end. Every request has its first
-and its last token at the end of an entry, so records point into a folded log as into any other. What is lost are the
-times of the tokens in between, and with them whatever asks for one request's gaps.
+and its last token at the end of an entry, so records point into a compressed log as into any other. What is lost are
+the times of the tokens in between, and with them whatever asks for one request's gaps.
 
-Gaps within a stretch are the cost model's own durations; the clock's, from which an unfolded log has them, are rounded
+Gaps within a stretch are the cost model's own durations; the clock's, from which a plain log has them, are rounded
 to what a double holds of the time of day: they agree to some 1e-11 s.
 """
 
@@ -66,7 +66,7 @@ class Starts(MutableMapping[int, float]):
 
 
 @dataclass(slots=True)
-class FoldedLog(StepLog):
+class CompressedLog(StepLog):
     """A `StepLog` whose entries are steps or stretches of them; `decodes` is then the number of those that decode, and
     `kv_blocks` what is in use in its last step."""
 
@@ -76,7 +76,7 @@ class FoldedLog(StepLog):
     prices: list[tuple[int, Price]] = field(default_factory=list)  # (first entry, price of the steps from there on)
     block_seconds: float = 0.0  # integral of blocks in use over all stretches
 
-    def fold(self, end_s: float, decodes: int, kv_blocks: int, ticks: int, context: int) -> None:
+    def append_stretch(self, end_s: float, decodes: int, kv_blocks: int, ticks: int, context: int) -> None:
         """Append a stretch."""
         own, contexts = self.ticks, self.contexts
         missing = len(self.end_s) - len(own)
@@ -137,7 +137,7 @@ class FoldedLog(StepLog):
         return self.starts.pairs()
 
 
-def folded_gaps(log: FoldedLog, times: array[float], weights: Iterator[int]) -> defaultdict[int, array[float]]:
+def compressed_gaps(log: CompressedLog, times: array[float], weights: Iterator[int]) -> defaultdict[int, array[float]]:
     """Return the gaps between tokens by how often each occurred; `weights` are of the gap behind each entry.
 
     A stretch of n sequences from context c goes through the contexts c + n, c + 2n, ...: two changes to what is known

@@ -144,7 +144,7 @@ class EngineClock:
         # Queues are bounded where requests come in, and clients leave by themselves.
         self.config = server.config
         config = replace(server.config, max_num_queued_reqs=None, max_num_queued_tokens=None, client_timeout_s=None)
-        self.cost = server.cost()
+        cost = server.cost()
         self.speed = speed
         self.settle_s = settle_s
         self._listener = listener
@@ -163,9 +163,7 @@ class EngineClock:
         self._watch = LiveWatch(self._at, self.to_wall)
         requests = self.workload.requests
         self.limits = RequestLimits(config, requests, requests.output_tokens)
-        self.engine = Engine(
-            config, self.cost, arriving(self.workload, self.cost), watch=self._watch, limits=self.limits
-        )
+        self.engine = Engine(config, cost, arriving(self.workload, cost), watch=self._watch, limits=self.limits)
         self._step: EndedStep | None = None  # decided, not yet over
         self._decide_by_s = -math.inf  # wall time up to which the next decision may be put off
         self.awaited: set[object] = set()  # connections whose answers ended with the last step
@@ -222,7 +220,7 @@ class EngineClock:
         generation.row = row
         self._at[row] = generation
         self._watch.queued_tokens += generation.prompt
-        self.engine.arrivals.update_wake()
+        self.engine.workload_changed()
 
     def cancel(self, generation: Generation, now: float) -> None:
         """Hear that nobody waits for a generation any more: its blocks are free before the next step is decided."""
@@ -234,12 +232,12 @@ class EngineClock:
         engine = self.engine
         if row < 0:
             return  # it ended in the step under way
-        if engine.scheduler.has_ended(row):
+        if engine.has_ended(row):
             self._at[row] = None  # the row comes back when the engine has processed the last token
             return
         if self.workload.take_back(row) or engine.withdraw(row) is None:
             self._watch.queued_tokens -= generation.prompt
-        engine.arrivals.update_wake()
+        engine.workload_changed()
         self._give_back(row)
         self._recount()
 
@@ -270,7 +268,7 @@ class EngineClock:
             return self.to_wall(self._step.end_s)
         if self.engine.is_busy:
             return self._decide_by_s if self.awaited else -math.inf
-        return self.to_wall(self.engine.arrivals.wake_s) if self.workload.pending else math.inf
+        return self.to_wall(self.engine.wake_s) if self.workload.pending else math.inf
 
     @property
     def free_until_s(self) -> float:
@@ -323,7 +321,7 @@ class EngineClock:
                 return
             until = engine.now
         elif self.workload.pending:
-            until = max(engine.now, engine.arrivals.wake_s)
+            until = max(engine.now, engine.wake_s)
             if self.to_wall(until) > now and not self.awaited:
                 return
         else:
@@ -346,13 +344,11 @@ class EngineClock:
         self._origin_s += seconds
         self.slipped_s += seconds
         self.workload.hasten(self.from_wall(now))
-        self.engine.arrivals.update_wake()
+        self.engine.workload_changed()
 
     def _least_step_s(self) -> float:
         """Return the least wall time that the next step takes."""
-        decoding = self.engine.scheduler.decoding
-        count = decoding.count
-        return self.cost.decode(max(1, count), decoding.context + count) / self.speed
+        return self.engine.least_step_s() / self.speed
 
     def _recount(self) -> None:
         """Take in what changed behind the last step that was made."""

@@ -24,7 +24,7 @@ from itertools import accumulate, compress, islice, pairwise
 from operator import sub
 
 from servesim.runs.records import NAN, Outcome, Run
-from servesim.runs.step_log import FoldedLog, folded_gaps
+from servesim.runs.step_log import CompressedLog, compressed_gaps
 from servesim.stats import Weighted
 
 _IS_COMPLETED = bytes(code == Outcome.COMPLETED for code in range(256))
@@ -136,8 +136,8 @@ def pooled_gaps(run: Run, done: Completed) -> Weighted:
                 changes[stop] -= 1
                 changes[start] += 1
                 jumps.append(times[start] - times[stop])
-    if isinstance(run.steps, FoldedLog):
-        groups = folded_gaps(run.steps, times, accumulate(changes))
+    if isinstance(run.steps, CompressedLog):
+        groups = compressed_gaps(run.steps, times, accumulate(changes))
     else:
         groups = defaultdict(lambda: array("d"))
         for gap, weight in zip(map(sub, islice(times, 1, None), times), accumulate(changes), strict=False):
@@ -150,7 +150,7 @@ def pooled_gaps(run: Run, done: Completed) -> Weighted:
 def token_events(run: Run, done: Completed) -> int:
     """Return the number of token events of completed requests; each event but a request's first ends one gap."""
     records = run.records
-    if isinstance(run.steps, FoldedLog):
+    if isinstance(run.steps, CompressedLog):
         return sum(done.column(records.output_tokens))
     events = sum(done.column(records.last)) - sum(done.column(records.first)) + done.count
     events -= sum(1 for index in done.column(records.first) if index < 0)

@@ -1,4 +1,4 @@
-"""A folded log says what the unfolded one says, in far fewer entries."""
+"""A compressed log says what the plain one says, in far fewer entries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from servesim.fleet.disaggregation import Disaggregation
 from servesim.fleet.fleet import Fleet
 from servesim.fleet.simulate import run_deployment
 from servesim.runs.records import Run
-from servesim.runs.step_log import FoldedLog, Starts
+from servesim.runs.step_log import CompressedLog, Starts
 from servesim.summary.summary import summarize
 from tests.case import Case
 from tests.extent import seeds
@@ -67,9 +67,9 @@ class Folded(unittest.TestCase):
             kinds = [replace(kind, config=replace(kind.config, client_timeout_s=None)) for kind in kinds]
             with self.subTest(seed=seed):
                 runs = []
-                for folds in (False, True):
+                for compresses in (False, True):
                     fleet = Fleet(case.workload(), kinds, router=router)
-                    if folds:
+                    if compresses:
                         fleet.compress_logs()
                     runs.append(advanced(fleet, case))
                 self.assert_same_run(*runs)
@@ -79,37 +79,37 @@ class Folded(unittest.TestCase):
             case, plain = random_disaggregation(seed)
             if case.config.client_timeout_s is not None:
                 continue
-            _, folded = random_disaggregation(seed)
-            folded.compress_logs()
-            self.assertIsInstance(folded, Disaggregation)
+            _, compressed = random_disaggregation(seed)
+            compressed.compress_logs()
+            self.assertIsInstance(compressed, Disaggregation)
             with self.subTest(seed=seed):
-                self.assert_same_run(advanced(plain, case), advanced(folded, case))
+                self.assert_same_run(advanced(plain, case), advanced(compressed, case))
 
     def test_one_replica_and_kinds_of_different_price(self) -> None:
         case, _, _ = random_fleet(3)
         case = patient(case)
         for kinds in ([kind_of(case)], [kind_of(case), replace(kind_of(case), cost=case.cost(), name="other")]):
             runs = []
-            for folds in (False, True):
+            for compresses in (False, True):
                 fleet = Fleet(case.workload(), kinds, router="round-robin")
-                if folds:
+                if compresses:
                     fleet.compress_logs()
                 runs.append(advanced(fleet, case))
             self.assert_same_run(*runs)
 
-    def test_a_large_fleet_folds_by_itself_where_nobody_asks_for_tokens(self) -> None:
+    def test_a_large_fleet_compresses_its_log_by_itself_where_nobody_asks_for_tokens(self) -> None:
         deployment = build_deployment(ServerSpec(), FleetSpec(replicas=4))
         spec = WorkloadSpec(requests=300, rate=3.0)
-        with mock.patch.object(module, "FOLD_FROM", 300):
-            plain, folded = (run_deployment(deployment, spec, every_token=every) for every in (True, False))
-        self.assertIsInstance(folded.steps, FoldedLog)
-        assert folded.steps is not None and plain.steps is not None and folded.engine is not None
-        self.assertLess(len(folded.steps), len(plain.steps) / 20)
-        self.assertEqual(folded.engine.steps, len(plain.steps))
-        self.assert_same_run(plain, folded)
-        json.dumps(summarize(folded).as_dict(), allow_nan=False)
+        with mock.patch.object(module, "COMPRESS_FROM", 300):
+            plain, compressed = (run_deployment(deployment, spec, every_token=every) for every in (True, False))
+        self.assertIsInstance(compressed.steps, CompressedLog)
+        assert compressed.steps is not None and plain.steps is not None and compressed.engine is not None
+        self.assertLess(len(compressed.steps), len(plain.steps) / 20)
+        self.assertEqual(compressed.engine.steps, len(plain.steps))
+        self.assert_same_run(plain, compressed)
+        json.dumps(summarize(compressed).as_dict(), allow_nan=False)
         impatient = build_deployment(ServerSpec(client_timeout_s=9.0), FleetSpec(replicas=4))
-        self.assertFalse(impatient.can_fold)
+        self.assertFalse(impatient.can_compress_log)
 
 
 class StartColumns(unittest.TestCase):
