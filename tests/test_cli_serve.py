@@ -12,8 +12,9 @@ import unittest
 from pathlib import Path
 from typing import Any
 
-from servesim.cli.serve import build_parser, serve_spec
-from servesim.config.serve import SERVE_CHECKS
+from servesim.cli.serve import build_parser
+from servesim.config.option import checks_of, spec_of
+from servesim.config.serve import ServeSpec
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -89,11 +90,11 @@ class AsAProgram(unittest.TestCase):
 
 class Options(unittest.TestCase):
     def test_every_field_of_the_spec_is_an_option(self) -> None:
-        self.assertLessEqual(SERVE_CHECKS.keys(), build_parser().options.keys())
+        self.assertLessEqual(checks_of(ServeSpec).keys(), build_parser().options.keys())
 
     def test_values_take_units(self) -> None:
         argv = "--max-body 1MiB --settle 2ms --grace 1s --answer-tokens 5-9 --stall-for 200ms --fail-rate 0.5".split()
-        spec = serve_spec(build_parser().read(argv) or {})
+        spec = spec_of(ServeSpec, build_parser().read(argv) or {})
         self.assertEqual(
             (spec.max_body_bytes, spec.settle_s, spec.grace_s, spec.answer_tokens, spec.stall_for_s, spec.fail_rate),
             (1 << 20, 0.002, 1.0, (5, 9), 0.2, 0.5),

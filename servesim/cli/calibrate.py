@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from servesim.calibrate.calibrate import Calibration, calibrate
@@ -12,8 +11,9 @@ from servesim.calibrate.parameters import FITTABLE
 from servesim.catalog.hardware import device_document
 from servesim.cli.options import CONFIG, JSON, QUIET, SERVER_GROUPS, gather
 from servesim.cli.output import result_to
-from servesim.cli.parser import Group, Option, Parser
-from servesim.config.server import SERVER_CHECKS, one_of, text
+from servesim.cli.parser import Parser
+from servesim.config.option import Group, Option, given_of, one_of, text
+from servesim.config.server import ServerSpec
 from servesim.console import Console
 from servesim.errors import InputError, RunError
 from servesim.report.calibration import calibration_text
@@ -48,10 +48,9 @@ FIT = Group(
 
 
 def build_parser() -> Parser:
-    server = tuple(
-        Group(group.title, tuple(_of_file(option) for option in group.options if option.key not in _FITTED))
-        for group in SERVER_GROUPS
-    )
+    server = [group.without(*_FITTED) for group in SERVER_GROUPS]
+    for key in ("model", "hardware"):
+        server[0] = server[0].changed(key, default="as the file says")
     parser = Parser(
         "calibrate",
         ABOUT,
@@ -61,11 +60,6 @@ def build_parser() -> Parser:
     parser.usage = "servesim calibrate FILE... [options]"
     parser.add_argument("files", nargs="*", metavar="FILE", help="a saved run, a report, an engine's log or a table")
     return parser
-
-
-def _of_file(option: Option) -> Option:
-    """Return the option with what it is where it is not given: most files say what they measured."""
-    return replace(option, default="as the file says") if option.key in ("model", "hardware") else option
 
 
 def run(argv: Sequence[str]) -> int:
@@ -78,7 +72,7 @@ def run(argv: Sequence[str]) -> int:
         raise InputError("name what was measured: a saved run, a report, an engine's log or a table")
     values = gather(parser, flags)
     console = Console(quiet=values.get("quiet", False))
-    options = {key: value for key, value in values.items() if key in SERVER_CHECKS and key not in _FITTED}
+    options = {key: value for key, value in given_of(ServerSpec, values).items() if key not in _FITTED}
     cost_model = values.get("cost_model", "roofline")
     names = parse_list(values["fit"], text, "--fit") if "fit" in values else []
     measurements = [found for path in files for found in read_measurements(path, options)]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from servesim.cli.options import ADAPTERS, CONFIG, COST, DEVICE, JSON, LIMITS, OUTPUT, QUIET, TIERS, gather, server_spec
+from servesim.cli.options import ADAPTERS, CONFIG, COST, DEVICE, JSON, LIMITS, OUTPUT, QUIET, TIERS, gather
 from servesim.cli.output import result_to
-from servesim.cli.parser import Group, Option, Parser
+from servesim.cli.parser import Parser
 from servesim.config.build import build_server
-from servesim.config.server import count
+from servesim.config.option import Group, Option, count, spec_of
+from servesim.config.server import ServerSpec
 from servesim.console import Console
 from servesim.report.capacity import beside_dict, beside_lines, capacity_dict, capacity_text
 
@@ -41,13 +42,12 @@ QUESTIONS = Group(
 
 
 def build_parser() -> Parser:
-    limits = Group(LIMITS.title, tuple(option for option in LIMITS.options if option.key in _LIMITS))
     output = Group("output", (JSON, OUTPUT, CONFIG, QUIET))
     return Parser(
         "capacity",
         "The memory plan of a model on a device, with its arithmetic, and the critical batch.",
         EXAMPLES,
-        (DEVICE, limits, TIERS, ADAPTERS, QUESTIONS, COST, output),
+        (DEVICE, LIMITS.only(*_LIMITS), TIERS, ADAPTERS, QUESTIONS, COST, output),
     )
 
 
@@ -59,7 +59,7 @@ def run(argv: Sequence[str]) -> int:
     values = gather(parser, flags)
     console = Console(quiet=values.get("quiet", False))
     with result_to(values.get("output")) as write:
-        server = build_server(server_spec(values), tokens_per_request=values.get("tokens_per_request"))
+        server = build_server(spec_of(ServerSpec, values), tokens_per_request=values.get("tokens_per_request"))
         plan, context = server.plan, values.get("context")
         for warning in plan.warnings:
             console.warn(warning)

@@ -7,11 +7,11 @@ from typing import Any
 
 from servesim.cli.options import JSON, OUTPUT, QUIET
 from servesim.cli.output import result_to
-from servesim.cli.parser import Group, Option, Parser
+from servesim.cli.parser import Parser
 from servesim.comparison.compare import MARGIN, compare
 from servesim.comparison.gate import TRIPPED, UNKNOWN, judge, parse_gates
 from servesim.comparison.input import read_side
-from servesim.config.server import text
+from servesim.config.option import Group, Option, text
 from servesim.console import Console
 from servesim.errors import InputError
 from servesim.report.comparison import comparison_markdown, comparison_text

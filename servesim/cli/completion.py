@@ -17,9 +17,9 @@ from servesim.catalog.models import MODELS
 from servesim.cli.main import VERBS
 from servesim.cli.options import OUTPUT, QUIET
 from servesim.cli.output import result_to
-from servesim.cli.parser import Group, Option, Parser
+from servesim.cli.parser import Parser
 from servesim.cli.trace import ACTIONS
-from servesim.config.server import OneOf
+from servesim.config.option import Group, OneOf, Option
 from servesim.cost.model import COST_MODELS
 from servesim.errors import InputError
 from servesim.report.charts import FIGURES
@@ -100,10 +100,10 @@ def _verb(name: str, about: str, words: tuple[str, ...]) -> Verb:
 
 def _option(option: Option) -> Completable:
     known = option.check.choices if isinstance(option.check, OneOf) else _NAMES.get(option.key, ())
-    takes_value = option.check is not None
+    takes_value = option.takes_value
     return Completable(
         flags=(option.flag, *option.aliases),
-        about=option.help,
+        about=option.about,
         takes_value=takes_value,
         repeats=option.repeat or bool(option.join),
         metavar=option.metavar,

@@ -8,8 +8,9 @@ from servesim.catalog.hardware import load_hardware
 from servesim.catalog.models import load_model
 from servesim.cli.options import DEVICE, JSON, LIMITS, OUTPUT, QUIET
 from servesim.cli.output import result_to
-from servesim.cli.parser import Group, Option, Parser
-from servesim.config.server import SERVER_CHECKS, seconds, text
+from servesim.cli.parser import Parser
+from servesim.config.option import Group, Option, given_of, seconds, text
+from servesim.config.server import ServerSpec
 from servesim.config.server_flags import parse_flags
 from servesim.console import Console
 from servesim.diagnose.diagnose import diagnosis
@@ -63,7 +64,7 @@ def run(argv: Sequence[str]) -> int:
     known = Known(
         window_s=flags.get("window_s"),
         flags=parse_flags(flags["flags"]) if "flags" in flags else None,
-        options={key: flags[key] for key in SERVER_CHECKS if key in flags},
+        options=given_of(ServerSpec, flags),
         slos=tuple(parse_slos(flags.get("slo", ()))),
     )
     if "hardware" in flags:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from servesim.catalog.hardware import HARDWARE, load_hardware
 from servesim.cli.options import JSON, OUTPUT, QUIET
 from servesim.cli.output import result_to
-from servesim.cli.parser import Group, Parser
+from servesim.cli.parser import Parser
+from servesim.config.option import Group
 from servesim.report.catalog import device_dict, device_text, devices_text
 from servesim.report.documents import document, to_json
 

@@ -13,19 +13,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from servesim.cli.client_options import CLIENT_GROUPS, load_spec
-from servesim.cli.load_options import slos_of, workload_spec
-from servesim.cli.options import gather
+from servesim.cli.options import CONFIG, JSON, OUTPUT, PLOT, QUIET, SAVE, SLO, gather
 from servesim.cli.output import ascii_only, check_output, result_to
 from servesim.cli.parser import Parser
-from servesim.client.flavour import flavour_of
+from servesim.client.flavour import API_FLAVOURS, flavour_of
 from servesim.client.measurement import LiveFile, Measurer, path_beside
 from servesim.client.prompts import GivenPrompt, read_prompts
 from servesim.client.run import Progress
 from servesim.client.scan import DEFAULT_REPEATS, DEFAULT_WARMUP, make_scan, scanned
 from servesim.client.target import target_of
-from servesim.config.loadgen import LoadSpec
-from servesim.config.workload import LOADS, WorkloadSpec, load_requests
+from servesim.config.loadgen import MEASUREMENT, REQUEST, SERVER, LoadSpec
+from servesim.config.option import Group, Option, count, groups_of, one_of, spec_of
+from servesim.config.workload import LOADS, TRACE, WORKLOAD, WorkloadSpec, load_requests
 from servesim.console import Console
 from servesim.errors import InputError, RunError
 from servesim.inputs import read_text, rereadable
@@ -39,7 +38,7 @@ from servesim.report.sweep import scan_json, scan_text, sweep_text
 from servesim.report.terminal import plot_rows, plot_run
 from servesim.report.text import summary_text
 from servesim.runs.records import Run
-from servesim.summary.slo import Slo
+from servesim.summary.slo import Slo, parse_slos
 from servesim.summary.summary import Summary, summarize
 from servesim.workload.requests import Requests
 
@@ -76,7 +75,7 @@ def make_plan(parser: Parser, values: dict[str, Any]) -> Plan:
     if "url" not in values:
         raise InputError("--url is missing, such as --url http://127.0.0.1:8080")
     values = dict(values)
-    load = load_spec(values)
+    load = spec_of(LoadSpec, values)
     flavour_of(load)
     target_of(load)
     given = _given(values)
@@ -90,7 +89,7 @@ def make_plan(parser: Parser, values: dict[str, Any]) -> Plan:
     if scan is not None:
         values.setdefault("requests", values.get("repeat", DEFAULT_REPEATS))
         repeat = 1
-    slos = slos_of(values)
+    slos = parse_slos(values.get("slo", ()))
     if load.find is not None:
         if axes or not slos:
             raise InputError("find needs an --slo to meet, and one value for every option; leave out the lists")
@@ -103,7 +102,7 @@ def make_plan(parser: Parser, values: dict[str, Any]) -> Plan:
     replayed: dict[WorkloadSpec, Requests] = {}
     notes: list[str] = []
     with rereadable(values.get("trace")) as trace:
-        for spec in dict.fromkeys(workload_spec(values | point) for point in points):
+        for spec in dict.fromkeys(spec_of(WorkloadSpec, values | point) for point in points):
             if spec.trace is not None:
                 replayed[spec] = load_requests(replace(spec, trace=trace), None if replayed else notes)
     return Plan(
@@ -201,7 +200,7 @@ class Work:
     def measure(self, point: Point, label: str, *, warmup: int | None = None) -> tuple[Run, Summary]:
         """Measure one point once; `label` sets its file apart where there are several."""
         values = self.plan.values | point
-        spec = workload_spec(values)
+        spec = spec_of(WorkloadSpec, values)
         config = self.measurer.config(spec) | ({"slo": values["slo"]} if values.get("slo") else {})
         config["warmup"] = self.plan.warmup
         file = self._file(label)
@@ -279,13 +278,31 @@ REQUESTS_A_PROBE = 50  # of a search, at least: a p95 wants some
 REQUESTS_A_UNIT = {"concurrency": 5, "rate": 20}  # and so many per request in flight, or per request a second
 
 
+LIVE = Option(
+    "--live",
+    "live",
+    "show the client's and the server's figures on a page at this port while it runs; 0: any",
+    count(minimum=0, maximum=65535),
+    "PORT",
+)
+
+
 def build_parser() -> Parser:
+    own = {group.title: group for group in groups_of(LoadSpec, swept=False)}
+    load = {group.title: group for group in groups_of(WorkloadSpec)}
     return Parser(
         "loadgen",
         "Measure a server. A comma list on an option of the workload makes a row of each value, two lists a grid.\n"
         "Exit 1: out of reach, a request failed, an --slo is not met, --strict and the client saturated, interrupted.",
         EXAMPLES,
-        CLIENT_GROUPS,
+        (
+            own[SERVER].changed("api", check=one_of("api", API_FLAVOURS)),
+            own[REQUEST],
+            load[WORKLOAD].without("priorities"),  # no API has a field for them
+            load[TRACE],
+            own[MEASUREMENT],
+            Group("output", (SLO, JSON, OUTPUT, SAVE, PLOT, LIVE, CONFIG, QUIET)),
+        ),
         lists=True,
     )
 
@@ -419,7 +436,7 @@ def _search(work: Work) -> tuple[str, int]:
     report = FoundLoad(key=key, load=found.load, next_load=found.next_load, limit=found.limit.value, probes=tried)
     if plan.values.get("json"):
         best = None if found.result is None else found.result[1].as_dict()
-        config = work.measurer.config(workload_spec(plan.values)) | {"slo": plan.values["slo"]}
+        config = work.measurer.config(spec_of(WorkloadSpec, plan.values)) | {"slo": plan.values["slo"]}
         body = {"found": report.as_dict(), "summary": best}
         text = to_json(document("loadgen", config, body, partial=partial, schema="find"))
     else:

@@ -8,9 +8,11 @@ from typing import Any
 from servesim.catalog.model import Model
 from servesim.catalog.models import MODELS, load_model, repositories
 from servesim.catalog.weights import WEIGHT_FORMATS
-from servesim.cli.options import DEVICE, JSON, OUTPUT, QUIET
+from servesim.cli.options import JSON, OUTPUT, QUIET
 from servesim.cli.output import result_to
-from servesim.cli.parser import Group, Option, Parser
+from servesim.cli.parser import Parser
+from servesim.config.option import Group, Option, options_of
+from servesim.config.server import ServerSpec
 from servesim.errors import InputError
 from servesim.report.catalog import format_dict, formats_text, model_dict, model_text, models_text
 from servesim.report.documents import document, to_json
@@ -29,7 +31,7 @@ CHOICE = Group(
     "what",
     (
         Option("--formats", "formats", "list the formats of weights, which --quantization names, instead of models"),
-        *(option for option in DEVICE.options if option.key in _AS_SERVED),
+        *options_of(ServerSpec, *_AS_SERVED),
     ),
 )
 

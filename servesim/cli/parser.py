@@ -1,7 +1,6 @@
-"""Options as data, and the parser made of them: examples first, defaults shown, errors of one line.
+"""A verb's `argparse` parser, made of declared options: examples first, defaults shown, errors of one line.
 
-An `Option` names a value once: its flag, its key in a document's `config`, and its check, which takes a flag's text and
-a document's JSON value alike. This module knows no option by name.
+This module knows no option by name.
 """
 
 from __future__ import annotations
@@ -10,12 +9,12 @@ import argparse
 import os
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import product
 from typing import Any, NoReturn
 
+from servesim.config.option import Group, Option
 from servesim.errors import InputError
 from servesim.units import parse_list, shown, suggest
 
@@ -28,38 +27,6 @@ KINDS = {
     "RATE": "a bandwidth: 25GB/s of bytes, 400Gb/s of bits",
 }
 """How values of a kind are written; they stand below the options of every help that names them."""
-
-Check = Callable[[Any, str], Any]
-"""Takes a flag's text or a JSON value and the name it was given under; returns the value or raises `InputError`."""
-
-
-@dataclass(slots=True, frozen=True)
-class Option:
-    """One option of the command line, the same wherever it appears.
-
-    Without a `check` it is a switch that stands for `value`. `default` is the text that the help shows.
-    """
-
-    flag: str
-    key: str
-    help: str
-    check: Check | None = None
-    metavar: str = "N"
-    default: str = ""
-    value: object = True
-    aliases: tuple[str, ...] = ()
-    swept: bool = False  # `sweep` takes a comma list of values
-    repeat: bool = False  # may be given again; the value is a list
-    join: str = ""  # may be given again; the value is one text, its parts joined by this
-    writes: bool = False  # the value is a file that is written over
-
-
-@dataclass(slots=True, frozen=True)
-class Group:
-    """Options under one heading of the help."""
-
-    title: str
-    options: tuple[Option, ...]
 
 
 def _wrapped(summary: str) -> str:
@@ -114,11 +81,11 @@ class Parser(argparse.ArgumentParser):
         self.add_argument_group("help").add_argument("-h", "--help", action="store_true", help="show this page")
 
     def _add(self, section: argparse._ArgumentGroup, option: Option) -> None:
-        text = option.help + (f" (default: {option.default})" if option.default else "")
+        text = option.about + (f" (default: {option.default})" if option.default else "")
         text = text.replace("%", "%%")
         flags = (option.flag, *option.aliases)
         check = option.check
-        if check is None:
+        if not option.takes_value:
             section.add_argument(*flags, dest=option.key, action="store_const", const=option.value, help=text)
             return
 
@@ -135,7 +102,7 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         examples = "".join(f"  {example}\n" for example in self.examples)
-        named = {name for option in self.options.values() if option.check for name in option.metavar.split("|")}
+        named = {name for option in self.options.values() if option.takes_value for name in option.metavar.split("|")}
         kinds = "".join(f"  {name:<6}{about}\n" for name, about in KINDS.items() if name in named)
         return f"examples:\n{examples}\n{super().format_help()}" + (f"\nvalues:\n{kinds}" if kinds else "")
 

@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from servesim.cli.fleet_options import FLEET, PRICE
-from servesim.cli.load_options import SLO, TRACE, WORKLOAD, slos_of, workload_spec
-from servesim.cli.options import CONFIG, JOBS, JSON, OUTPUT, QUIET, SERVER_GROUPS, gather, server_spec
+from servesim.cli.options import CONFIG, JOBS, JSON, OUTPUT, QUIET, SERVER_GROUPS, SLO, gather
 from servesim.cli.output import result_to
-from servesim.cli.parser import Group, Option, Parser
+from servesim.cli.parser import Parser
 from servesim.config.fleet import FLEET_CHECKS, FleetSpec, parse_prices, split
-from servesim.config.server import count, number, text
-from servesim.config.workload import load_requests
+from servesim.config.option import Group, Option, count, groups_of, number, options_of, spec_of, text
+from servesim.config.server import ServerSpec
+from servesim.config.workload import WorkloadSpec, load_requests
 from servesim.console import Console
 from servesim.errors import InputError
 from servesim.inputs import STDIN, is_pipe
@@ -27,6 +26,7 @@ from servesim.plan.sweep import grid
 from servesim.plan.trial import Question, Unit, workers
 from servesim.report.documents import document, to_json
 from servesim.report.plan import plan_text
+from servesim.summary.slo import parse_slos
 
 EXAMPLES = (
     "servesim plan --slo ttft_p95=500ms,tpot_p95=50ms --hardware h100-sxm-80gb,l40s-48gb --tensor-parallel-size 1,2",
@@ -48,18 +48,10 @@ TUNED: dict[str, tuple[Any, ...]] = {
 _NOT_HERE = {"concurrency", "stagger_s", "duration_s", "speed", "rate", "rate_schedule", "ramp_s"}
 _LINK = tuple(
     replace(option, swept=False, default=option.default or DEFAULT_LINK)
-    for option in FLEET.options
-    if option.key in ("link_bytes_per_s", "link_latency_s", "link_scope", "transfer_overlap")
+    for option in options_of(FleetSpec, "link_bytes_per_s", "link_latency_s", "link_scope", "transfer_overlap")
 )
 
 _NOT_PLAN = {"json", "output", "quiet", "jobs", "shard", "from", "config_file"}
-
-
-def _workload(group: Group) -> Group:
-    """Return the workload's options without those that a search decides; none of them is a list here."""
-    kept = [replace(option, swept=False) for option in group.options if option.key not in _NOT_HERE]
-    named = {"requests": f"{DEFAULT_REQUESTS}; every row of a trace"}
-    return Group(group.title, tuple(replace(o, default=named.get(o.key, o.default)) for o in kept))
 
 
 def _split(value: Any, name: str) -> str:
@@ -71,7 +63,7 @@ ASKED = Group(
     (
         SLO,
         Option("--rate", "rate", "requests per second to serve: how many replicas", number(above=0.0), "R"),
-        PRICE,
+        *options_of(FleetSpec, "price"),
         Option("--tune", "tune", "also try values of " + ", ".join(key.replace("_", "-") for key in TUNED)),
         Option("--disagg", "disagg", "prefill:decode servers, off: together", _split, "P:D", "off", swept=True),
         Option("--seeds", "seeds", "seeds that a finalist is searched under", count(maximum=10), default="3"),
@@ -103,6 +95,8 @@ WHERE = Group(
 
 
 def build_parser() -> Parser:
+    load = [group.without(*_NOT_HERE) for group in groups_of(WorkloadSpec, swept=False)]
+    load[0] = load[0].changed("requests", default=f"{DEFAULT_REQUESTS}; every row of a trace")
     return Parser(
         "plan",
         "Meet objectives at the least cost. Comma lists on options of the server are the choices.\n"
@@ -111,8 +105,7 @@ def build_parser() -> Parser:
         (
             ASKED,
             Group("link between prefill and decode", _LINK),
-            _workload(WORKLOAD),
-            _workload(TRACE),
+            *load,
             *SERVER_GROUPS,
             WHERE,
             Group("output", (JSON, OUTPUT, CONFIG, QUIET)),
@@ -154,7 +147,7 @@ def _spread(argv: Sequence[str]) -> list[str]:
 
 def plan_spec(values: dict[str, Any], console: Console | None = None) -> PlanSpec:
     """Return the plan that `values` ask for."""
-    slos = slos_of(values)
+    slos = parse_slos(values.get("slo", ()))
     if not slos:
         raise InputError("a plan needs an objective, such as --slo ttft_p95=500ms")
     rate = values.get("rate")
@@ -163,7 +156,7 @@ def plan_spec(values: dict[str, Any], console: Console | None = None) -> PlanSpe
         asked = {"requests": DEFAULT_REQUESTS, "rate": rate or 1.0, **asked}
     elif values["trace"] == STDIN or is_pipe(values["trace"]):
         raise InputError("a plan reads its trace many times, so not from standard input or a pipe; give a file")
-    workload = workload_spec(asked)
+    workload = spec_of(WorkloadSpec, asked)
     notes: list[str] = []
     requests = load_requests(workload, notes)
     axes = {
@@ -175,7 +168,7 @@ def plan_spec(values: dict[str, Any], console: Console | None = None) -> PlanSpe
             notes.append("no two requests share content, so prefix caching is not tried")
             del tried["prefix_caching"]
         axes |= tried
-    servers = [server_spec(values | point) for point in grid(axes)]
+    servers = [spec_of(ServerSpec, values | point) for point in grid(axes)]
     found = possible(candidates(servers, _fleets(values)), notes)
     prices = prices_an_hour(found, parse_prices(values.get("price", ()), "price"))
     for note in notes:

@@ -8,11 +8,10 @@ from typing import Any
 
 from servesim.catalog.hardware import load_hardware
 from servesim.catalog.models import load_model
-from servesim.cli.load_options import SLO, slos_of
-from servesim.cli.options import OUTPUT, QUIET
+from servesim.cli.options import OUTPUT, QUIET, SLO
 from servesim.cli.output import result_to
-from servesim.cli.parser import Group, Option, Parser
-from servesim.config.server import one_of, text
+from servesim.cli.parser import Parser
+from servesim.config.option import Group, Option, one_of, text
 from servesim.console import Console, one_line
 from servesim.errors import InputError
 from servesim.inputs import Given, Kind, recognise
@@ -93,7 +92,7 @@ def run(argv: Sequence[str]) -> int:
     name = "json" if flags.get("json") else flags.get("format") or format_of(flags.get("output"))
     renderer = RENDERERS[name]
     with result_to(flags.get("output")) as write:
-        material = read_material(files, slos_of(flags), title=flags.get("title"))
+        material = read_material(files, parse_slos(flags.get("slo", ())), title=flags.get("title"))
         material.hardware, material.model = flags.get("hardware"), flags.get("model")
         _check_device(material)
         for note in material.notes:

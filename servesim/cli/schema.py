@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from servesim.cli.options import JSON, OUTPUT, QUIET
 from servesim.cli.output import result_to
-from servesim.cli.parser import Group, Parser
+from servesim.cli.parser import Parser
+from servesim.config.option import Group
 from servesim.report.documents import document, to_json
 from servesim.report.schemas.registry import SCHEMAS, identity, schema
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from typing import Any
 
-from servesim.cli.options import CONFIG, QUIET, SERVER_GROUPS, gather, server_spec
-from servesim.cli.parser import Group, Option, Parser
+from servesim.cli.options import CONFIG, QUIET, SERVER_GROUPS, gather
+from servesim.cli.parser import Parser
 from servesim.config.build import build_server
-from servesim.config.serve import DIALECTS, SERVE_CHECKS, ServeSpec
+from servesim.config.option import Group, groups_of, spec_of
+from servesim.config.serve import ServeSpec
+from servesim.config.server import ServerSpec
 from servesim.console import Console
 from servesim.interrupts import Interrupts
 from servesim.live.attach import attach
@@ -23,72 +24,7 @@ EXAMPLES = (
 )
 
 
-def _option(flag: str, about: str, metavar: str = "N", default: str = "", *, key: str = "") -> Option:
-    key = key or flag.strip("-").replace("-", "_")
-    return Option(flag, key, about, SERVE_CHECKS[key], metavar, default)
-
-
-NETWORK = Group(
-    "network",
-    (
-        _option("--host", "address to listen on", "HOST", "127.0.0.1"),
-        _option("--port", "port to listen on; 0: any that is free", default="8000"),
-        _option("--api-key-env", "environment variable with the key that clients must give", "NAME", "no key"),
-        _option("--allow-origin", "pages that may read the answers: * or a comma list", "ORIGIN", "*"),
-        _option("--max-connections", "connections at once; beyond, idle ones are closed", default="1024"),
-        _option("--max-body", "largest body of a request", "SIZE", "16MiB", key="max_body_bytes"),
-        _option("--grace", "when told to stop, let answers finish for TIME", "TIME", "30s", key="grace_s"),
-    ),
-)
-
-API = Group(
-    "API",
-    (
-        _option("--dialect", f"what it looks like: {', '.join(DIALECTS)}", "NAME", "vllm"),
-        _option("--served-model-name", "the model's name in the API", "NAME", "that of --model"),
-        _option("--answer-tokens", "length of an answer that nothing else ends, drawn from A-B", "A-B", "64-256"),
-        Option("--enable-prompt-tokens-details", "enable_prompt_tokens_details", "tell the cached tokens in the usage"),
-        _option("--seed", "of what is drawn: lengths, texts, faults", default="7"),
-    ),
-)
-
-CLOCK = Group(
-    "clock",
-    (
-        _option("--speed", "times as fast as the real device", "X", "1"),
-        _option(
-            "--settle",
-            "count what a client asks within TIME of its last answer's end as asked at once",
-            "TIME",
-            "10ms, at most half a step",
-            key="settle_s",
-        ),
-    ),
-)
-
-FAULTS = Group(
-    "faults on demand",
-    (
-        _option("--fail-rate", "share of requests that are answered with a 500", "X", "0"),
-        _option("--stall", "share of answers that fall silent half-way", "X", "0"),
-        _option("--stall-for", "how long they are silent", "TIME", "10s", key="stall_for_s"),
-        _option("--cut-streams", "share of answers whose connection is closed half-way", "X", "0"),
-    ),
-)
-
 NOT_SERVED = ("client_timeout_s",)  # clients leave by themselves
-
-GROUPS = (
-    NETWORK,
-    API,
-    CLOCK,
-    *(
-        Group(group.title, tuple(option for option in group.options if option.key not in NOT_SERVED))
-        for group in SERVER_GROUPS
-    ),
-    FAULTS,
-    Group("output", (CONFIG, QUIET)),
-)
 
 
 def build_parser() -> Parser:
@@ -97,13 +33,12 @@ def build_parser() -> Parser:
         "Serve a simulated engine over HTTP, at the pace of the device: for clients, gateways and dashboards\n"
         "that want a server, without a GPU. Exit 1: cannot listen, answers were cut off, Ctrl-C.",
         EXAMPLES,
-        GROUPS,
+        (
+            *groups_of(ServeSpec),
+            *(group.without(*NOT_SERVED) for group in SERVER_GROUPS),
+            Group("output", (CONFIG, QUIET)),
+        ),
     )
-
-
-def serve_spec(values: dict[str, Any]) -> ServeSpec:
-    """Return how the server is put on the network, as `values` ask for it."""
-    return ServeSpec(**{key: values[key] for key in SERVE_CHECKS if values.get(key) is not None})
 
 
 def run(argv: Sequence[str]) -> int:
@@ -113,12 +48,12 @@ def run(argv: Sequence[str]) -> int:
         return 0
     values = gather(parser, flags)
     console = Console(quiet=values.get("quiet", False))
-    server = build_server(server_spec(values))
+    server = build_server(spec_of(ServerSpec, values))
     for note in server.notes:
         console.note(note)
     for warning in server.warnings:
         console.warn(warning)
-    spec = serve_spec(values)
+    spec = spec_of(ServeSpec, values)
     serving = prepare(server, spec)
     app = serving.app
     attach(serving)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from servesim.cli.fleet_options import FLEET, USAGE, fleet_spec
+from servesim.cli.choices import fleet_groups
 from servesim.cli.like import like_note
-from servesim.cli.load_options import HORIZON, SLO, WORKLOAD_GROUPS, slos_of, workload_spec
 from servesim.cli.options import (
     CONFIG,
+    HORIZON,
     JSON,
     LIKE,
     OUTPUT,
@@ -18,14 +18,16 @@ from servesim.cli.options import (
     QUIET,
     SAVE,
     SERVER_GROUPS,
+    SLO,
     TOKEN_TIMES,
     gather,
-    server_spec,
 )
 from servesim.cli.output import ascii_only, check_output, result_to
-from servesim.cli.parser import Group, Option, Parser
-from servesim.config.server import text
-from servesim.config.workload import LOADS, drive, load_requests
+from servesim.cli.parser import Parser
+from servesim.config.fleet import FleetSpec
+from servesim.config.option import Group, Option, groups_of, spec_of, text
+from servesim.config.server import ServerSpec
+from servesim.config.workload import LOADS, WorkloadSpec, drive, load_requests
 from servesim.console import Console
 from servesim.engine.simulate import watch_terms
 from servesim.errors import InputError
@@ -39,6 +41,7 @@ from servesim.report.text import LABEL, gain_text, setup_text, summary_text, wit
 from servesim.runs.records import Run
 from servesim.runs.writer import RunWriter, write_lines
 from servesim.summary.classes import check_classes
+from servesim.summary.slo import parse_slos
 from servesim.summary.summary import Summary, summarize
 
 EXAMPLES = (
@@ -64,7 +67,7 @@ def build_parser() -> Parser:
         "simulate",
         "One run of a workload on a simulated server. Exit 1: a request failed or was rejected, an --slo is not met.",
         EXAMPLES,
-        (*WORKLOAD_GROUPS, Group("end", (HORIZON,)), *SERVER_GROUPS, FLEET, USAGE, output),
+        (*groups_of(WorkloadSpec), Group("end", (HORIZON,)), *SERVER_GROUPS, *fleet_groups().values(), output),
     )
 
 
@@ -114,8 +117,8 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _run(values: dict[str, Any], console: Console) -> tuple[Run, Summary, Summary | None, list[CostShare]]:
-    deployment = build_deployment(server_spec(values), fleet_spec(values))
-    spec, slos = workload_spec(values), slos_of(values)
+    deployment = build_deployment(spec_of(ServerSpec, values), spec_of(FleetSpec, values))
+    spec, slos = spec_of(WorkloadSpec, values), parse_slos(values.get("slo", ()))
     if values.get("explain_cost") and deployment.lone is None:
         raise InputError("explain_cost is told of one engine; leave out the fleet")
     notes = list(deployment.notes)

@@ -9,16 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from servesim.cli.fleet_options import FLEET, USAGE, fleet_spec
-from servesim.cli.load_options import HORIZON, SLO, WORKLOAD_GROUPS, slos_of, workload_spec
-from servesim.cli.options import CONFIG, JOBS, JSON, OUTPUT, PLOT, QUIET, SERVER_GROUPS, gather, server_spec
+from servesim.cli.choices import fleet_groups
+from servesim.cli.options import CONFIG, HORIZON, JOBS, JSON, OUTPUT, PLOT, QUIET, SERVER_GROUPS, SLO, gather
 from servesim.cli.output import ascii_only, check_output, result_to
-from servesim.cli.parser import Group, Option, Parser
+from servesim.cli.parser import Parser
 from servesim.client.scan import DEFAULT_REPEATS, Scan, make_scan, scanned
-from servesim.config.build import DECIDED
-from servesim.config.fleet import FLEET_CHECKS
-from servesim.config.server import SERVER_CHECKS, count
-from servesim.config.workload import LOADS, load_requests
+from servesim.config.fleet import FLEET_CHECKS, FleetSpec
+from servesim.config.option import Group, Option, count, groups_of, spec_of
+from servesim.config.server import DERIVED, SERVER_CHECKS, ServerSpec
+from servesim.config.workload import LOADS, WorkloadSpec, load_requests
 from servesim.console import Console
 from servesim.fleet.build import build_deployment
 from servesim.inputs import rereadable
@@ -39,6 +38,7 @@ from servesim.plan.sweep import (
 from servesim.report.documents import sweep_document, to_json
 from servesim.report.sweep import pays_text, scan_json, scan_text, sweep_text
 from servesim.report.terminal import plot_rows
+from servesim.summary.slo import parse_slos
 from servesim.summary.summary import Summary
 
 LINK = "link_bytes_per_s"
@@ -98,11 +98,10 @@ def build_parser() -> Parser:
         "Exit 1: an --slo is met by no row.",
         EXAMPLES,
         (
-            *WORKLOAD_GROUPS,
+            *groups_of(WorkloadSpec),
             Group("end", (HORIZON,)),
             *SERVER_GROUPS,
-            FLEET,
-            USAGE,
+            *fleet_groups().values(),
             AS_IN_LOADGEN,
             Group("output", _OUTPUT),
         ),
@@ -177,11 +176,11 @@ def _axes(parser: Parser, values: dict[str, Any]) -> dict[str, list[Any]]:
 
 def _cell(values: dict[str, Any]) -> Cell:
     return Cell(
-        server=server_spec(values),
-        workload=workload_spec(values),
-        fleet=fleet_spec(values),
+        server=spec_of(ServerSpec, values),
+        workload=spec_of(WorkloadSpec, values),
+        fleet=spec_of(FleetSpec, values),
         horizon_s=values.get("horizon_s"),
-        slos=tuple(slos_of(values)),
+        slos=tuple(parse_slos(values.get("slo", ()))),
     )
 
 
@@ -260,7 +259,7 @@ def _config(values: dict[str, Any], axes: dict[str, list[Any]], first: Cell) -> 
         "horizon_s": first.horizon_s,
     }
     if any(key in SERVER_CHECKS for key in axes):
-        config |= {key: None for key in (*DECIDED, "num_blocks") if key not in values}
+        config |= {key: None for key in (*DERIVED, "num_blocks") if key not in values}
     config |= {key: items if len(items) > 1 else items[0] for key, items in axes.items()}
     return config | ({"slo": values["slo"]} if values.get("slo") else {})
 

@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from servesim.cli.load_options import TRACE
 from servesim.cli.options import JSON, OUTPUT, QUIET
 from servesim.cli.output import result_to
-from servesim.cli.parser import Group, Option, Parser
-from servesim.config.server import count, seconds
+from servesim.cli.parser import Parser
+from servesim.config.option import Group, Option, count, options_of, seconds
+from servesim.config.workload import WorkloadSpec
 from servesim.console import Console
 from servesim.errors import InputError
 from servesim.report.documents import document, to_json
@@ -49,7 +49,10 @@ def _number(value: Any, name: str) -> float:
     return parse_finite(value, name, above=0.0, maximum=1e9)
 
 
-READING = Group("reading", tuple(option for option in TRACE.options if option.flag not in ("--trace", "--speed")))
+READING = Group(
+    "reading",
+    options_of(WorkloadSpec, "trace_format", "time_unit", "skip_bad_rows"),
+)
 
 CUTTING = Group(
     "sample",

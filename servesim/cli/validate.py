@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from servesim.calibrate.validate import EVIDENCE, validate
 from servesim.cli.options import JSON, OUTPUT, QUIET
 from servesim.cli.output import result_to
-from servesim.cli.parser import Group, Option, Parser
-from servesim.config.server import count, text
+from servesim.cli.parser import Parser
+from servesim.config.option import Group, Option, count, text
 from servesim.console import Console
 from servesim.errors import InputError
 from servesim.report.calibration import evidence_markdown, evidence_text

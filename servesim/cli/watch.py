@@ -10,10 +10,10 @@ from typing import Any
 
 from servesim.cli.options import QUIET
 from servesim.cli.output import ascii_only
-from servesim.cli.parser import Group, Option, Parser
+from servesim.cli.parser import Parser
 from servesim.client.target import parse_target
-from servesim.config.loadgen import LOAD_CHECKS
-from servesim.config.server import count, seconds, text
+from servesim.config.loadgen import LoadSpec
+from servesim.config.option import Group, Option, count, options_of, seconds, text
 from servesim.console import Console, is_terminal, one_line
 from servesim.errors import InputError, RunError
 from servesim.interrupts import Interrupts
@@ -39,9 +39,7 @@ def _interval(value: Any, name: str) -> float:
     return interval_s
 
 
-def _client(flag: str, key: str, about: str, metavar: str, **more: Any) -> Option:
-    return Option(flag, key, about, LOAD_CHECKS[key], metavar, **more)
-
+_TARGET = ("headers", "api_key_env", "proxy", "insecure", "ca_file")
 
 WATCH = Group(
     "what is watched, and how",
@@ -50,11 +48,7 @@ WATCH = Group(
         Option("--samples", "samples", "end after N looks", count(), "N", "go on until Ctrl-C"),
         Option("--page", "page", "serve the live page on this port; 0: any", count(minimum=0, maximum=65535), "PORT"),
         Option("--host", "host", "address of the page", text, "HOST", "127.0.0.1"),
-        _client("--api-key-env", "api_key_env", "environment variable with the API key", "NAME"),
-        _client("--header", "headers", "one more header, 'Name: value'; may be given again", "HEADER", repeat=True),
-        Option("--insecure", "insecure", "accept any TLS certificate"),
-        _client("--ca-file", "ca_file", "certificate authorities to trust, PEM", "FILE"),
-        _client("--proxy", "proxy", "go through this proxy; env: the environment's", "URL"),
+        *options_of(LoadSpec, *_TARGET),
     ),
 )
 
@@ -80,8 +74,7 @@ def run(argv: Sequence[str]) -> int:
     url = flags.get("url")
     if not url:
         raise InputError("name a server: servesim watch http://127.0.0.1:8000")
-    names = ("headers", "api_key_env", "proxy", "insecure", "ca_file")
-    target = parse_target(url, **{name: flags[name] for name in names if name in flags})
+    target = parse_target(url, **{name: flags[name] for name in _TARGET if name in flags})
     interval_s = flags.get("interval_s", 1.0)
     watcher = PageWatcher(target, interval_s=interval_s)
     try:

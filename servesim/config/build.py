@@ -27,23 +27,6 @@ BLOCK_SIZE = 16
 GPU_MEMORY_UTILIZATION = 0.90
 COST_MODEL = "roofline"
 
-DECIDED = (
-    "gpu_memory_utilization",
-    "reserve_gib",
-    "block_size",
-    "kv_cache_dtype",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "max_model_len",
-    "prefix_caching",
-    "async_scheduling",
-    "mfu",
-    "mbu",
-    "step_overhead_s",
-    "cost_model",
-)
-"""Fields whose value, where it is not given, follows from others: the device, the model, vLLM's own defaults."""
-
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Server:

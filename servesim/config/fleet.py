@@ -1,21 +1,33 @@
-"""The fleet that is asked for: how many engines, of which kinds, behind which router, with which link.
+"""A fleet: how many engines, of which kinds, behind which router, with which link; every option declared once.
 
-The fields of `FleetSpec` are the command line's options and keys of a document's `config`. A fleet file is a JSON
-object that says what the replicas are; a server option that a kind leaves out is that of the command line:
+A fleet file is a JSON object that says what the replicas are; a server option that a kind leaves out is that of the
+command line:
 
     {"replicas": [{"count": 2, "hardware": "h100-sxm-80gb"},
                   {"count": 4, "hardware": "l4-24gb", "max_num_seqs": 64, "name": "small"}]}
 
-With `"role": "prefill"` and `"role": "decode"` the kinds compute prompts and answers apart.
+With `"role": "prefill"` and `"role": "decode"` the kinds are disaggregated: one computes prompts, the other answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from servesim.config.server import SERVER_CHECKS, Check, ServerSpec, count, one_of, seconds, switch, text
+from servesim.config.option import (
+    Check,
+    check_fields,
+    checks_of,
+    count,
+    one_of,
+    option,
+    seconds,
+    switch,
+    text,
+    values_of,
+)
+from servesim.config.server import SERVER_CHECKS, ServerSpec
 from servesim.errors import InputError
 from servesim.inputs import MAX_CONFIG_BYTES, read_object
 from servesim.units import parse_bandwidth, parse_duration, parse_finite, shown, suggest
@@ -179,61 +191,72 @@ def _price(text: str, name: str) -> tuple[str, float]:
     return device.strip(), parse_finite(price[:-2], name, above=0.0)
 
 
-FLEET_CHECKS: dict[str, Check] = {
-    "replicas": count(maximum=MAX_REPLICAS),
-    "router": text,
-    "fleet": fleet_kinds,
-    "disagg": split,
-    "link_bytes_per_s": bandwidth,
-    "link_latency_s": seconds(),
-    "link_scope": one_of("link scope", LINK_SCOPES),
-    "transfer_overlap": one_of("transfer overlap", TRANSFER_OVERLAPS),
-    "autoscale": limits,
-    "scale_on": text,
-    "scale_target": target,
-    "cold_start_s": seconds(),
-    "cool_down_s": seconds(),
-    "scale_every_s": interval,
-    "price": parse_prices,
-    "energy": switch,
-}
-"""What each field of `FleetSpec` accepts: a flag's text or a JSON value, with the name it was given under."""
-
-
-SAID_WHEN_USED = frozenset(
-    "autoscale scale_on scale_target cold_start_s cool_down_s scale_every_s price energy".split()
-)
-"""Fields that a configuration names only where they are used."""
+FLEET = "fleet"
+PRICES = "what it costs"
 
 _SCALING = ("scale_on", "scale_target", "cold_start_s", "cool_down_s", "scale_every_s")
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class FleetSpec:
-    """How many engines serve together, and how. One replica is no fleet at all."""
+    """How many engines serve together, and how. One replica is no fleet at all.
 
-    replicas: int = 1
-    router: str = "least-loaded"  # a key of fleet.router.ROUTERS
-    fleet: tuple[KindSpec, ...] | None = None
-    disagg: str | None = None
-    link_bytes_per_s: float | None = None
-    link_latency_s: float = 0.0
-    link_scope: str = "shared"
-    transfer_overlap: str = "none"
-    autoscale: str | None = None  # "MIN:MAX" replicas
-    scale_on: str | None = None  # a key of fleet.autoscale.FIGURES
-    scale_target: float | None = None
-    cold_start_s: float | None = None
-    cool_down_s: float | None = None
-    scale_every_s: float | None = None
-    price: tuple[str, ...] | None = None  # of devices, an hour
-    energy: bool = False
+    The names of routers and of figures to scale on are checked where these are: `fleet.router`, `fleet.autoscale`.
+    """
+
+    replicas: int = option(
+        1, count(maximum=MAX_REPLICAS), "engines of this kind behind one router", group=FLEET, common=True
+    )
+    router: str = option("least-loaded", text, "who gets a request: {choices}", "NAME")
+    fleet: tuple[KindSpec, ...] | None = option(
+        None, fleet_kinds, "a JSON file with several kinds of replicas", "FILE", swept=False
+    )
+    disagg: str | None = option(
+        None, split, "prefill and decode on engines of their own: P of the one, D of the other", "P:D"
+    )
+    link_bytes_per_s: float | None = option(
+        None, bandwidth, "bandwidth of the link that KV crosses with --disagg: 25GB/s", "RATE", flag="--link"
+    )
+    link_latency_s: float = option(0.0, seconds(), "added to every transfer", "TIME")
+    link_scope: str = option("shared", one_of("link scope", LINK_SCOPES), "{each}", "NAME")
+    transfer_overlap: str = option("none", one_of("transfer overlap", TRANSFER_OVERLAPS), "{each}", "NAME")
+    autoscale: str | None = option(
+        None,
+        limits,
+        "from MIN to MAX replicas, as the load asks",
+        "MIN:MAX",
+        shown_default="off",
+        when_used=True,
+    )
+    scale_on: str | None = option(
+        None, text, "figure held at a target: {each}", "NAME", shown_default="concurrency", when_used=True
+    )
+    scale_target: float | None = option(
+        None, target, "of that figure", "X", flag="--target", shown_default="of the figure", when_used=True
+    )
+    cold_start_s: float | None = option(
+        None, seconds(), "from a replica's launch to its first request", "TIME", shown_default="90s", when_used=True
+    )
+    cool_down_s: float | None = option(
+        None, seconds(), "least time from a change to the next step down", "TIME", shown_default="5m", when_used=True
+    )
+    scale_every_s: float | None = option(
+        None, interval, "time between decisions; 0: at every arrival", "TIME", shown_default="15s", when_used=True
+    )
+    price: tuple[str, ...] | None = option(
+        None,
+        parse_prices,
+        "of a device an hour: 2.5/h, or l4-24gb=0.7/h for each; a comma list",
+        "[DEVICE=]X/h",
+        swept=False,
+        repeat=True,
+        when_used=True,
+        group=PRICES,
+    )
+    energy: bool = option(False, switch, "estimate energy, where the catalogue knows a device's power", when_used=True)
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is not None:
-                object.__setattr__(self, field.name, FLEET_CHECKS[field.name](value, field.name))
+        check_fields(self)
         given = [
             name
             for name, is_given in (
@@ -263,15 +286,11 @@ class FleetSpec:
                     raise InputError(f"{name} is given, but no KV crosses a link; give --disagg, or roles in --fleet")
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields by name, of those that are `SAID_WHEN_USED` the ones that are."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        """Return the fields by name, those of features that are off left out."""
+        values = values_of(self)
         if self.price is not None:
             values["price"] = list(self.price)
-        return {
-            name: value
-            for name, value in values.items()
-            if name not in SAID_WHEN_USED or (value is not None and value is not False)  # a time of 0 is used
-        }
+        return values
 
     @property
     def is_apart(self) -> bool:
@@ -286,3 +305,7 @@ class FleetSpec:
             prefill, decode = map(int, self.disagg.split(":"))
             return KindSpec(count=prefill, role="prefill"), KindSpec(count=decode, role="decode")
         return (KindSpec(count=self.replicas if self.autoscale is None else int(self.autoscale.partition(":")[2])),)
+
+
+FLEET_CHECKS = checks_of(FleetSpec)
+"""What each field of `FleetSpec` accepts: a flag's text or a JSON value, with the name it was given under."""

@@ -1,12 +1,11 @@
-"""How the simulated server is put on the network: every option of `serve` beside those of the engine, checked."""
+"""How the simulated server is put on the network: every option of `serve` beside the engine's, declared once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from servesim.config.server import count, number, one_of, seconds, text
+from servesim.config.option import check_fields, count, number, one_of, option, seconds, switch, text
 from servesim.units import parse_bytes, parse_range
 
 DIALECTS = {
@@ -24,55 +23,65 @@ def _range(value: Any, name: str) -> tuple[int, int]:
     return int(low), int(high)
 
 
-_share = number(minimum=0.0, maximum=1.0)
+NETWORK = "network"
+API = "API"
+CLOCK = "clock"
+FAULTS = "faults on demand"
 
-SERVE_CHECKS: dict[str, Callable[[Any, str], Any]] = {
-    "host": text,
-    "port": count(minimum=0, maximum=65535),
-    "served_model_name": text,
-    "dialect": one_of("dialect", DIALECTS),
-    "speed": number(above=0.0, maximum=1e6),
-    "settle_s": seconds(),
-    "seed": count(minimum=0),
-    "answer_tokens": _range,
-    "api_key_env": text,
-    "allow_origin": text,
-    "enable_prompt_tokens_details": lambda value, name: bool(value),
-    "fail_rate": _share,
-    "stall": _share,
-    "stall_for_s": seconds(positive=True),
-    "cut_streams": _share,
-    "max_connections": count(maximum=100_000),
-    "max_body_bytes": _bytes,
-    "grace_s": seconds(),
-}
+_share = number(minimum=0.0, maximum=1.0)
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class ServeSpec:
     """One server's place on the network and its manners. Raises `InputError` for a value that makes no sense."""
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    served_model_name: str | None = None
-    dialect: str = "vllm"
-    speed: float = 1.0
-    settle_s: float = 0.01
-    seed: int = 7
-    answer_tokens: tuple[int, int] = (64, 256)
-    api_key_env: str | None = None
-    allow_origin: str = "*"
-    enable_prompt_tokens_details: bool = False
-    fail_rate: float = 0.0
-    stall: float = 0.0
-    stall_for_s: float = 10.0
-    cut_streams: float = 0.0
-    max_connections: int = 1024
-    max_body_bytes: int = 16 * 1024 * 1024
-    grace_s: float = 30.0
+    host: str = option("127.0.0.1", text, "address to listen on", "HOST", group=NETWORK, common=True)
+    port: int = option(8000, count(minimum=0, maximum=65535), "port to listen on; 0: any that is free", common=True)
+    served_model_name: str | None = option(
+        None, text, "the model's name in the API", "NAME", shown_default="that of --model", group=API
+    )
+    dialect: str = option("vllm", one_of("dialect", DIALECTS), "what it looks like: {choices}", "NAME", common=True)
+    speed: float = option(
+        1.0, number(above=0.0, maximum=1e6), "times as fast as the real device", "X", group=CLOCK, common=True
+    )
+    settle_s: float = option(
+        0.01,
+        seconds(),
+        "count what a client asks within TIME of its last answer's end as asked at once",
+        "TIME",
+        shown_default="10ms, at most half a step",
+    )
+    seed: int = option(7, count(minimum=0), "of what is drawn: lengths, texts, faults", group=API)
+    answer_tokens: tuple[int, int] = option(
+        (64, 256),
+        _range,
+        "length of an answer that nothing else ends, drawn from A-B",
+        "A-B",
+        shown_default="64-256",
+    )
+    api_key_env: str | None = option(
+        None,
+        text,
+        "environment variable with the key that clients must give",
+        "NAME",
+        shown_default="no key",
+        group=NETWORK,
+    )
+    allow_origin: str = option("*", text, "pages that may read the answers: * or a comma list", "ORIGIN")
+    enable_prompt_tokens_details: bool = option(False, switch, "tell the cached tokens in the usage", group=API)
+    fail_rate: float = option(
+        0.0, _share, "share of requests that are answered with a 500", "X", group=FAULTS, common=True
+    )
+    stall: float = option(0.0, _share, "share of answers that fall silent half-way", "X")
+    stall_for_s: float = option(10.0, seconds(positive=True), "how long they are silent", "TIME")
+    cut_streams: float = option(0.0, _share, "share of answers whose connection is closed half-way", "X")
+    max_connections: int = option(
+        1024, count(maximum=100_000), "connections at once; beyond, idle ones are closed", group=NETWORK
+    )
+    max_body_bytes: int = option(
+        16 * 2**20, _bytes, "largest body of a request", "SIZE", flag="--max-body", shown_default="16MiB"
+    )
+    grace_s: float = option(30.0, seconds(), "when stopped, let answers finish for TIME", "TIME")
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is not None:
-                object.__setattr__(self, field.name, SERVE_CHECKS[field.name](value, field.name))
+        check_fields(self)

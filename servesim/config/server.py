@@ -1,76 +1,41 @@
-"""The server that is asked for: the fields of every option that describes it, as given, each checked by itself.
+"""The server of a run: every option that describes it, each declared once and checked by itself.
 
-A field left at None was not asked for; `servesim.config.build` decides what it becomes. The same fields are the
-command line's options, the keyword arguments of `simulate()` and the keys of a document's `config`.
+A field left at None was not given; `servesim.config.build` decides what it becomes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from servesim.catalog.weights import KV_BYTES, WEIGHT_FORMATS
 from servesim.config.engine import POLICIES, RULES
-from servesim.config.offload import links, sizes
+from servesim.config.offload import DEFAULT_LINK, JOIN, links, sizes
+from servesim.config.option import (
+    check_fields,
+    checks_of,
+    count,
+    number,
+    one_of,
+    option,
+    options_of,
+    seconds,
+    switch,
+    text,
+    values_of,
+)
 from servesim.cost.memory import MAX_RANK
+from servesim.cost.model import COST_MODELS
 from servesim.errors import InputError
-from servesim.units import parse_bandwidth, parse_count, parse_duration, parse_finite, shown, suggest
+from servesim.units import parse_bandwidth, parse_duration, parse_finite, shown
 
-Check = Callable[[Any, str], Any]
-
-MAX_DAYS = 3660  # of any time that is asked for; more than that is a slip of a unit
-
-
-def count(minimum: int = 1, maximum: int = 2**53) -> Check:
-    """Return a check for a whole number."""
-    return lambda value, name: parse_count(value, name, minimum=minimum, maximum=maximum)
-
-
-def number(*, above: float | None = None, minimum: float | None = None, maximum: float | None = None) -> Check:
-    """Return a check for a finite number."""
-    return lambda value, name: parse_finite(value, name, above=above, minimum=minimum, maximum=maximum)
-
-
-def seconds(*, positive: bool = False) -> Check:
-    """Return a check for a time: text with its unit, or a number of seconds from a document or a program."""
-
-    def check(value: Any, name: str) -> float:
-        if not isinstance(value, str):
-            return parse_finite(value, name, above=0.0 if positive else None, minimum=0.0, maximum=MAX_DAYS * 86400.0)
-        given_s = parse_duration(value, name, positive=positive)
-        if given_s > MAX_DAYS * 86400.0:
-            raise InputError(f"{name} is {shown(value)}, must be at most {MAX_DAYS}d")
-        return given_s
-
-    return check
-
-
-@dataclass(slots=True, frozen=True)
-class OneOf:
-    """A check for a name in a registry, which tells its choices."""
-
-    kind: str
-    choices: Mapping[str, Any]
-
-    def __call__(self, value: Any, name: str) -> str:
-        if not isinstance(value, str):
-            raise _wrong(value, name, "a name")
-        if value not in self.choices:
-            raise suggest(self.kind, value, self.choices)
-        return value
-
-
-def one_of(kind: str, choices: Mapping[str, Any]) -> OneOf:
-    """Return a check for a name in a registry."""
-    return OneOf(kind, choices)
-
-
-def text(value: Any, name: str) -> str:
-    """Check for text that is not empty."""
-    if not isinstance(value, str) or not value.strip() or "\0" in value:
-        raise _wrong(value, name, "a name or a path")
-    return value
+DEVICE = "model and device"
+LIMITS = "limits of the engine"
+QUEUE = "queue and clients"
+TIERS = "KV tiers below the device"
+SPECULATION = "speculative decoding"
+ADAPTERS = "LoRA adapters"
+COST = "cost of a step"
 
 
 def kv_dtype(value: Any, name: str) -> str | None:
@@ -78,14 +43,7 @@ def kv_dtype(value: Any, name: str) -> str | None:
     return None if value == "auto" else one_of("kv cache dtype", KV_BYTES)(value, name)
 
 
-def switch(value: Any, name: str) -> bool:
-    """Check for true or false."""
-    if not isinstance(value, bool):
-        raise _wrong(value, name, "true or false")
-    return value
-
-
-def acceptance(value: Any, name: str) -> str:
+def probabilities(value: Any, name: str) -> str:
     """Check for probabilities that a drafted token is accepted: one, or one for each position, `0.9:0.8:0.6`."""
     parts = str(value).split(":") if isinstance(value, (str, float, int)) and not isinstance(value, bool) else [""]
     try:
@@ -103,115 +61,250 @@ def time_or_bandwidth(value: Any, name: str) -> str:
     return given
 
 
-def _wrong(value: object, name: str, what: str) -> InputError:
-    return InputError(f"{name} is {shown(value)}, must be {what}")
-
-
-SERVER_CHECKS: dict[str, Check] = {
-    "model": text,
-    "hardware": text,
-    "quantization": one_of("quantization", WEIGHT_FORMATS),
-    "tensor_parallel_size": count(maximum=4096),
-    "pipeline_parallel_size": count(maximum=4096),
-    "data_parallel_size": count(maximum=4096),
-    "expert_parallel": switch,
-    "gpu_memory_utilization": number(above=0.0, maximum=1.0),
-    "reserve_gib": number(minimum=0.0, maximum=1e6),
-    "block_size": count(maximum=2**20),
-    "kv_cache_dtype": kv_dtype,
-    "kv_tokens": count(maximum=2**40),
-    "kv_blocks": count(minimum=2, maximum=2**40),
-    "slots": count(maximum=2**20),
-    "max_num_seqs": count(maximum=2**31),
-    "max_num_batched_tokens": count(maximum=2**40),
-    "max_model_len": count(maximum=2**40),
-    "chunked_prefill": switch,
-    "long_prefill_token_threshold": count(minimum=0, maximum=2**40),
-    "watermark": number(minimum=0.0, maximum=1.0),
-    "scheduler_reserve_full_isl": switch,
-    "prefix_caching": switch,
-    "async_scheduling": switch,
-    "rules": one_of("rules", RULES),
-    "policy": one_of("policy", POLICIES),
-    "max_tokens_in_flight": count(minimum=0, maximum=2**53),
-    "max_num_queued_reqs": count(minimum=0),
-    "max_num_queued_tokens": count(minimum=0),
-    "client_timeout_s": seconds(positive=True),
-    "kv_offload": sizes,
-    "offload_link": links,
-    "offload_overlap": switch,
-    "spec_tokens": count(minimum=0, maximum=64),
-    "acceptance": acceptance,
-    "max_loras": count(maximum=2**20),
-    "adapter_rank": count(maximum=MAX_RANK),
-    "adapter_load": time_or_bandwidth,
-    "like_vllm": switch,
-    "cost_model": text,
-    "mfu": number(above=0.0, maximum=1e3),
-    "mbu": number(above=0.0, maximum=1e3),
-    "step_overhead_s": seconds(),
-}
-"""What each field of `ServerSpec` accepts: a flag's text or a JSON value, with the name it was given under."""
-
-
-SAID_WHEN_USED = frozenset(
-    "kv_offload offload_link offload_overlap spec_tokens acceptance max_loras adapter_rank adapter_load".split()
-)
-"""Fields that a configuration names only where they are used."""
-
-
 @dataclass(slots=True, frozen=True, kw_only=True)
 class ServerSpec:
     """One server of one model on one kind of device. Raises `InputError` for a value that no server could have."""
 
-    model: str = "llama-3.1-8b"
-    hardware: str = "h100-sxm-80gb"
-    quantization: str | None = None
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
-    data_parallel_size: int = 1
-    expert_parallel: bool = False
-    gpu_memory_utilization: float | None = None
-    reserve_gib: float | None = None
-    block_size: int | None = None
-    kv_cache_dtype: str | None = None
-    kv_tokens: int | None = None
-    kv_blocks: int | None = None
-    slots: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    max_model_len: int | None = None
-    chunked_prefill: bool = True
-    long_prefill_token_threshold: int = 0
-    watermark: float = 0.0
-    scheduler_reserve_full_isl: bool = True
-    prefix_caching: bool | None = None
-    async_scheduling: bool | None = None
-    rules: str = "vllm-0.32"
-    policy: str = "fcfs"
-    max_tokens_in_flight: int = 0
-    max_num_queued_reqs: int | None = None
-    max_num_queued_tokens: int | None = None
-    client_timeout_s: float | None = None
-    kv_offload: str | None = None  # sizes of the tiers below the device's cache, see `offload`
-    offload_link: str | None = None
-    offload_overlap: bool = False
-    spec_tokens: int | None = None  # drafted tokens per step
-    acceptance: str | None = None  # of a drafted token
-    max_loras: int | None = None  # adapters that run at once; None: adapters cost nothing
-    adapter_rank: int = 16
-    adapter_load: str = "25GB/s"
-    like_vllm: bool = False
-    cost_model: str | None = None
-    mfu: float | None = None
-    mbu: float | None = None
-    step_overhead_s: float | None = None
+    model: str = option(
+        "llama-3.1-8b",
+        text,
+        "a preset (servesim models), a config.json, its folder, or a .gguf file",
+        "NAME",
+        group=DEVICE,
+        common=True,
+    )
+    hardware: str = option(
+        "h100-sxm-80gb", text, "a preset (servesim hardware) or a device's JSON file", "NAME", common=True
+    )
+    quantization: str | None = option(
+        None,
+        one_of("quantization", WEIGHT_FORMATS),
+        "of the weights: fp8, awq, q4_k_m, ... (servesim models --formats)",
+        "NAME",
+        shown_default="as the model comes",
+    )
+    tensor_parallel_size: int = option(
+        1, count(maximum=4096), "devices that share the model; the roofline leaves communication out", common=True
+    )
+    pipeline_parallel_size: int = option(1, count(maximum=4096), "stages that share the layers")
+    data_parallel_size: int = option(1, count(maximum=4096), "ranks with a cache each; experts are shared over all")
+    expert_parallel: bool = option(
+        False, switch, "each device has whole experts, not a part of each", flag="--enable-expert-parallel"
+    )
+    gpu_memory_utilization: float | None = option(
+        None,
+        number(above=0.0, maximum=1.0),
+        "share of the device's memory that the server may use, 0 to 1",
+        "X",
+        shown_default="0.90; with --like-vllm 0.92, under the 0.18 rules 0.90",
+        derived=True,
+    )
+    reserve_gib: float | None = option(
+        None,
+        number(minimum=0.0, maximum=1e6),
+        "GiB kept for activations and the runtime",
+        "GIB",
+        shown_default="of the hardware preset",
+        derived=True,
+    )
+    block_size: int | None = option(
+        None, count(maximum=2**20), "tokens in one KV block", shown_default="16", derived=True
+    )
+    kv_cache_dtype: str | None = option(
+        None, kv_dtype, f"of the KV cache: {', '.join(KV_BYTES)}", "DTYPE", shown_default="of the model", derived=True
+    )
+    kv_tokens: int | None = option(
+        None, count(maximum=2**40), "size of the KV cache in tokens, instead of what memory allows"
+    )
+    kv_blocks: int | None = option(
+        None,
+        count(minimum=2, maximum=2**40),
+        "size of the KV cache as vLLM's log prints it, of which one block is vLLM's null block",
+    )
+    slots: int | None = option(
+        None,
+        count(maximum=2**20),
+        "N slots with their own share of the cache each, as llama.cpp's --parallel N",
+        after="max_tokens_in_flight",
+    )
+    max_num_seqs: int | None = option(
+        None,
+        count(maximum=2**31),
+        "sequences that run at once",
+        group=LIMITS,
+        shown_default="256, at most the token budget",
+        derived=True,
+        common=True,
+    )
+    max_num_batched_tokens: int | None = option(
+        None,
+        count(maximum=2**40),
+        "token budget of one step",
+        shown_default="8192, at least a given --max-num-seqs",
+        derived=True,
+        common=True,
+    )
+    max_model_len: int | None = option(
+        None,
+        count(maximum=2**40),
+        "longest prompt + output, in tokens",
+        shown_default="no limit",
+        derived=True,
+        common=True,
+    )
+    chunked_prefill: bool = option(
+        True,
+        switch,
+        "cut prompts at the token budget (default)",
+        no="a prompt enters a step whole or not at all",
+    )
+    long_prefill_token_threshold: int = option(
+        0, count(minimum=0, maximum=2**40), "most tokens of one prompt in a step, 0: off"
+    )
+    watermark: float = option(
+        0.0,
+        number(minimum=0.0, maximum=1.0),
+        "share of blocks kept free when admitting beside running requests",
+        "X",
+    )
+    scheduler_reserve_full_isl: bool = option(
+        True,
+        switch,
+        "admit only when the whole sequence fits (default under the 0.32 rules)",
+        no="admit when the first chunk fits, not the whole sequence",
+    )
+    prefix_caching: bool | None = option(
+        None,
+        switch,
+        "reuse the KV of equal prefixes (default with --like-vllm)",
+        no="never reuse KV (default)",
+        derived=True,
+        common=True,
+    )
+    async_scheduling: bool | None = option(
+        None,
+        switch,
+        "schedule one step ahead (default with --like-vllm on GPUs)",
+        no="schedule after each step (default)",
+        derived=True,
+    )
+    rules: str = option("vllm-0.32", one_of("rules", RULES), "the scheduler's rules: {choices}", "NAME")
+    policy: str = option(
+        "fcfs", one_of("policy", POLICIES), "who is served first: {choices} (sjf is an oracle)", "NAME"
+    )
+    max_tokens_in_flight: int = option(
+        0, count(minimum=0, maximum=2**53), "most tokens of all running requests at admission, 0: off"
+    )
+    max_num_queued_reqs: int | None = option(
+        None,
+        count(minimum=0),
+        "arrivals beyond N waiting requests are refused (429)",
+        shown_default="no limit",
+        group=QUEUE,
+    )
+    max_num_queued_tokens: int | None = option(
+        None, count(minimum=0), "the same, in waiting prompt tokens", shown_default="no limit"
+    )
+    client_timeout_s: float | None = option(
+        None, seconds(positive=True), "a client leaves after TIME", "TIME", shown_default="never"
+    )
+    kv_offload: str | None = option(
+        None,
+        sizes,
+        "evicted prefixes fall into SIZE of host memory; give it again, or A+B, for a tier below that",
+        "SIZE",
+        shown_default="off",
+        join=JOIN,
+        when_used=True,
+        group=TIERS,
+    )
+    offload_link: str | None = option(
+        None,
+        links,
+        "bandwidth between a device and the tier; one for all tiers, or one for each",
+        "RATE",
+        shown_default=DEFAULT_LINK,
+        join=JOIN,
+        when_used=True,
+    )
+    offload_overlap: bool = option(False, switch, "KV comes back beside the step instead of before it", when_used=True)
+    spec_tokens: int | None = option(
+        None,
+        count(minimum=0, maximum=64),
+        "drafted tokens that each step verifies beside the next one, 0: off",
+        shown_default="0",
+        when_used=True,
+        group=SPECULATION,
+    )
+    acceptance: str | None = option(
+        None,
+        probabilities,
+        "probability that a drafted token is accepted, with --spec-tokens; one, or one a position: 0.9:0.7:0.5",
+        "A",
+        when_used=True,
+    )
+    max_loras: int | None = option(
+        None,
+        count(maximum=2**20),
+        "adapters in one batch, each with room on the device",
+        shown_default="adapters cost nothing",
+        when_used=True,
+        group=ADAPTERS,
+    )
+    adapter_rank: int = option(
+        16,
+        count(maximum=MAX_RANK),
+        "rank of every adapter: its bytes follow from the model",
+        "R",
+        when_used=True,
+    )
+    adapter_load: str = option(
+        "25GB/s", time_or_bandwidth, "time to load one, or the bandwidth it is loaded with", "TIME|RATE", when_used=True
+    )
+    like_vllm: bool = option(
+        False,
+        switch,
+        "what is not given has vLLM's own default for the device (vllm serve)",
+        after="async_scheduling",
+        common=True,
+    )
+    cost_model: str | None = option(
+        None,
+        text,
+        f"how a step's time is computed: {', '.join(COST_MODELS)}",
+        "NAME",
+        shown_default="roofline; of a device that calibrate fitted, the model it fitted",
+        derived=True,
+        after="step_overhead_s",
+    )
+    mfu: float | None = option(
+        None,
+        number(above=0.0, maximum=1e3),
+        "share of peak FLOP/s that is reached",
+        "X",
+        group=COST,
+        shown_default="of the hardware preset, mostly 0.50",
+        derived=True,
+    )
+    mbu: float | None = option(
+        None,
+        number(above=0.0, maximum=1e3),
+        "share of peak bandwidth that is reached",
+        "X",
+        shown_default="of the hardware preset, mostly 0.75",
+        derived=True,
+    )
+    step_overhead_s: float | None = option(
+        None,
+        seconds(),
+        "time of a step beside compute and memory",
+        "TIME",
+        shown_default="of the hardware preset, mostly 1ms",
+        derived=True,
+    )
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is not None:
-                object.__setattr__(self, field.name, SERVER_CHECKS[field.name](value, field.name))
+        check_fields(self)
         if self.kv_tokens is not None and self.kv_blocks is not None:
             raise InputError("kv_tokens and kv_blocks both size the cache; give one of them")
         if self.kv_offload is None and (self.offload_link is not None or self.offload_overlap):
@@ -239,9 +332,12 @@ class ServerSpec:
                 raise InputError(f"slots never share their tokens; leave out {name} or slots")
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields by name, of those that are `SAID_WHEN_USED` the ones that are."""
-        return {
-            field.name: getattr(self, field.name)
-            for field in fields(self)
-            if field.name not in SAID_WHEN_USED or getattr(self, field.name) != field.default
-        }
+        """Return the fields by name, those of features that are off left out."""
+        return values_of(self)
+
+
+SERVER_CHECKS = checks_of(ServerSpec)
+"""What each field of `ServerSpec` accepts: a flag's text or a JSON value, with the name it was given under."""
+
+DERIVED = tuple(dict.fromkeys(option.key for option in options_of(ServerSpec) if option.derived))
+"""Fields whose value, where it is not given, follows from others: the device, the model, vLLM's own defaults."""

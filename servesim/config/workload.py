@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from copy import copy
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from servesim.config.option import (
+    check_fields,
+    count,
+    number,
+    one_of,
+    option,
+    seconds,
+    switch,
+    text,
+    values_of,
+)
 from servesim.errors import InputError
-from servesim.units import parse_count, parse_finite, shown, suggest
-from servesim.workload.arrivals import MAX_REQUESTS, check_arrivals, draw_arrivals, draw_scheduled, read_schedule
+from servesim.units import parse_count, shown
+from servesim.workload.arrivals import (
+    ARRIVALS,
+    MAX_REQUESTS,
+    check_arrivals,
+    draw_arrivals,
+    draw_scheduled,
+    read_schedule,
+)
 from servesim.workload.classes import parse_classes
 from servesim.workload.generate import RequestMix, generate_requests
-from servesim.workload.lengths import MAX_TOKENS, parse_lengths
-from servesim.workload.requests import MAX_SPAN_S, Requests
+from servesim.workload.lengths import LENGTHS, MAX_TOKENS, parse_lengths
+from servesim.workload.requests import Requests
 from servesim.workload.reshape import at_speed
 from servesim.workload.traces.fields import TIME_UNITS
 from servesim.workload.traces.trace import TRACE_FORMATS, Trace, read_trace
@@ -32,8 +49,21 @@ MAX_ADAPTERS = 100_000
 LOADS = frozenset({"concurrency", "rate", "rate_schedule", "trace"})
 """Fields of which one at least says how much load there is."""
 
-SAID_WHEN_USED = frozenset("rate_schedule classes adapters retry_budget".split())
-"""Fields that a configuration names only where they are used."""
+WORKLOAD = "workload"
+TRACE = "trace"
+
+LENGTHS_TEXT = "N, LOW-HIGH or a distribution: " + ", ".join(kind.usage for kind in LENGTHS.values())
+
+
+def lengths(value: Any, name: str) -> str:
+    """Check for a number of tokens, a range or a distribution of them (see lengths.LENGTHS)."""
+    return parse_lengths(value if isinstance(value, str) else str(parse_count(value, name)), name).text
+
+
+def request_classes(value: Any, name: str) -> str:
+    """Check for classes of requests (see classes)."""
+    parse_classes(text(value, name))
+    return str(value)
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -45,36 +75,120 @@ class WorkloadSpec:
     has no part in the workload. A trace brings its own lengths, prefixes, sessions and priorities.
     """
 
-    requests: int | None = None  # 256; all rows of a trace; what the duration allows
-    prompt_tokens: str | None = None  # "256-1024"; a request's own, a turn's addition (see lengths.LENGTHS)
-    output_tokens: str | None = None  # "64-256"
-    seed: int = 7
-    concurrency: int | None = None  # closed loop: requests, or sessions, in flight
-    stagger_s: float = 0.0  # closed loop: over how long the first wave is spread
-    rate: float | None = None  # open loop: requests, or sessions, per second
-    arrivals: str | None = None  # a key of ARRIVALS: "poisson", or "gamma" where a burstiness is given
-    burstiness: float = 1.0
-    ramp_s: float = 0.0  # open loop: over how long the rate grows from 0
-    rate_schedule: str | None = None  # open loop: a file of times and rates (see schedule)
-    trace: str | None = None
-    trace_format: str | None = None  # a key of TRACE_FORMATS; None: recognised
-    time_unit: str | None = None  # of the trace's times
-    skip_bad_rows: bool = False
-    speed: float = 1.0  # 2 replays a trace's arrivals in half the time
-    shared_prefix_tokens: int = 0  # on top of prompt_tokens
-    prefixes: int = 1
-    turns: str = "1"  # per session (see lengths.LENGTHS)
-    think_s: float = 0.0
-    priorities: int = 1  # levels, equally likely
-    classes: str | None = None  # who asks what (see classes)
-    adapters: int = 0  # LoRA adapters, equally likely; 0: the base model
-    retries: int = 0
-    retry_budget: float | None = None  # retries allowed per request; None: no limit
-    backoff_s: float = 1.0
-    duration_s: float | None = None  # no arrivals after it
+    requests: int | None = option(
+        None,
+        count(maximum=MAX_REQUESTS),
+        "how many requests",
+        shown_default="256; every row of a trace",
+        group=WORKLOAD,
+        common=True,
+    )
+    prompt_tokens: str | None = option(  # a request's own, or what a turn adds
+        None, lengths, f"tokens of a prompt: {LENGTHS_TEXT}", "LENGTH", shown_default=DEFAULT_PROMPT_TOKENS, common=True
+    )
+    output_tokens: str | None = option(
+        None,
+        lengths,
+        "tokens of an answer, in the same forms",
+        "LENGTH",
+        shown_default=DEFAULT_OUTPUT_TOKENS,
+        aliases=("--max-tokens",),
+        common=True,
+    )
+    seed: int = option(7, count(minimum=0, maximum=2**63), "of every random draw")
+    concurrency: int | None = option(
+        None,
+        count(maximum=MAX_REQUESTS),
+        "closed loop: N requests (or sessions) in flight, each end releases the next",
+        common=True,
+    )
+    stagger_s: float = option(0.0, seconds(), "closed loop: spread the first wave over TIME", "TIME")
+    rate: float | None = option(
+        None,
+        number(above=0.0),
+        "open loop: requests (or sessions) per second, whatever the server does",
+        "R",
+        common=True,
+    )
+    arrivals: str | None = option(
+        None,
+        one_of("arrival process", ARRIVALS),
+        "open loop: {choices}",
+        "NAME",
+        shown_default="poisson; gamma with a --burstiness",
+    )
+    burstiness: float = option(
+        1.0, number(above=0.0), "open loop: shape of gamma gaps, below 1 burstier than Poisson", "X"
+    )
+    ramp_s: float = option(0.0, seconds(), "open loop: the rate grows from 0 over TIME", "TIME")
+    rate_schedule: str | None = option(
+        None,
+        text,
+        "open loop: a rate that changes, from time,rate rows in FILE; once through, or to --requests or --duration",
+        "FILE",
+        swept=False,
+        when_used=True,
+    )
+    trace: str | None = option(None, text, "replay the requests of FILE", "FILE", swept=False, group=TRACE, common=True)
+    trace_format: str | None = option(
+        None,
+        one_of("trace format", TRACE_FORMATS),
+        "instead of recognising it: {choices}",
+        "NAME",
+        swept=False,
+    )
+    time_unit: str | None = option(
+        None,
+        one_of("time unit", TIME_UNITS),
+        "of the trace's times, where that is ambiguous: {choices}",
+        "UNIT",
+        swept=False,
+    )
+    skip_bad_rows: bool = option(False, switch, "leave out rows that cannot be read, and count them")
+    speed: float = option(1.0, number(above=0.0, maximum=1e9), "replay the arrivals X times as fast", "X")
+    shared_prefix_tokens: int = option(
+        0,
+        count(minimum=0, maximum=MAX_TOKENS),
+        "tokens before the prompt that requests share",
+        group=WORKLOAD,
+    )
+    prefixes: int = option(1, count(maximum=MAX_REQUESTS), "how many different shared prefixes there are")
+    turns: str = option("1", lengths, "turns of a session, each prompt holding the earlier turns", "LENGTH")
+    think_s: float = option(0.0, seconds(), "pause between the turns of a session", "TIME", flag="--think-time")
+    priorities: int = option(1, count(maximum=2**31), "levels of priority, equally likely, for --policy priority")
+    classes: str | None = option(
+        None,
+        request_classes,
+        "who asks what, a comma list: NAME=WEIGHT and, if they differ, /priority=P /prompt=LENGTH /output=LENGTH "
+        "/adapter=NAME behind it",
+        "CLASSES",
+        swept=False,
+        when_used=True,
+    )
+    adapters: int = option(
+        0, count(minimum=0, maximum=MAX_ADAPTERS), "LoRA adapters, equally likely, for --max-loras", when_used=True
+    )
+    retries: int = option(0, count(minimum=0, maximum=1000), "how often a client comes back after a failure")
+    retry_budget: float | None = option(
+        None,
+        number(minimum=0.0, maximum=1000.0),
+        "retries of all clients per request of theirs",
+        "X",
+        shown_default="no limit",
+        when_used=True,
+    )
+    backoff_s: float = option(1.0, seconds(), "pause before the first retry, doubled for each next", "TIME")
+    duration_s: float | None = option(
+        None,
+        seconds(positive=True),
+        "no arrivals after TIME",
+        "TIME",
+        shown_default="no limit",
+        after="rate_schedule",
+    )
 
     def __post_init__(self) -> None:
-        self._check_numbers()
+        check_fields(self)
         if self.trace is not None:
             self._check_trace()
         elif sum(load is not None for load in (self.concurrency, self.rate, self.rate_schedule)) != 1:
@@ -98,48 +212,13 @@ class WorkloadSpec:
             raise InputError(f"prefixes is {self.prefixes}, but shared_prefix_tokens is 0")
         if self.retry_budget is not None and not self.retries:
             raise InputError("retry_budget limits retries; give retries")
-        if self.classes is not None:
-            parse_classes(self.classes)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the options as JSON values; `WorkloadSpec(**values)` gives the same workload back."""
-        options = asdict(self)
-        for field in fields(self):
-            if field.name in SAID_WHEN_USED and options[field.name] == field.default:
-                del options[field.name]
-        return options
+        """Return the options as JSON values, those of features that are off left out; they give the same spec back."""
+        return values_of(self)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
-
-    def _check_numbers(self) -> None:
-        for name, minimum, maximum in (
-            ("requests", 1, MAX_REQUESTS),
-            ("concurrency", 1, MAX_REQUESTS),
-            ("seed", 0, 2**63),
-            ("shared_prefix_tokens", 0, MAX_TOKENS),
-            ("prefixes", 1, MAX_REQUESTS),
-            ("priorities", 1, 2**31),
-            ("adapters", 0, MAX_ADAPTERS),
-            ("retries", 0, 1000),
-        ):
-            if getattr(self, name) is not None:
-                self._set(name, parse_count(getattr(self, name), name, minimum=minimum, maximum=maximum))
-        for name, above, maximum_s in (
-            ("rate", True, math.inf),
-            ("burstiness", True, math.inf),
-            ("speed", True, 1e9),
-            ("think_s", False, MAX_SPAN_S),
-            ("backoff_s", False, MAX_SPAN_S),
-            ("stagger_s", False, MAX_SPAN_S),
-            ("ramp_s", False, MAX_SPAN_S),
-            ("duration_s", True, MAX_SPAN_S),
-            ("retry_budget", False, 1000.0),
-        ):
-            value = getattr(self, name)
-            if value is not None:
-                limits = {"above": 0.0} if above else {"minimum": 0.0}
-                self._set(name, parse_finite(value, name, maximum=maximum_s, **limits))
 
     def _check_trace(self) -> None:
         if self.rate is not None or self.rate_schedule is not None:
@@ -159,10 +238,6 @@ class WorkloadSpec:
                 )
         if self.concurrency is not None and self.speed != 1.0:
             raise InputError("speed changes arrivals, but in a closed loop a completion decides them; leave one out")
-        for name, choices in (("trace_format", TRACE_FORMATS), ("time_unit", TIME_UNITS)):
-            value = getattr(self, name)
-            if value is not None and value not in choices:
-                raise suggest(name.replace("_", " "), str(value), choices)
 
     def _fill_in_lengths(self) -> None:
         if self.requests is None:
@@ -174,8 +249,6 @@ class WorkloadSpec:
                 self._set("requests", REQUESTS_OF_A_DURATION)
         self._set("prompt_tokens", self.prompt_tokens or DEFAULT_PROMPT_TOKENS)
         self._set("output_tokens", self.output_tokens or DEFAULT_OUTPUT_TOKENS)
-        for name in ("prompt_tokens", "output_tokens", "turns"):
-            self._set(name, parse_lengths(getattr(self, name), name).text)
         if parse_lengths(self.turns, "turns").high > MAX_TURNS:
             raise InputError(f"turns is {self.turns!r}, must be bounded by {MAX_TURNS:,} turns or fewer")
 

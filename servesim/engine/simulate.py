@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from servesim.config.build import Server
-from servesim.config.server import seconds
+from servesim.config.option import seconds
 from servesim.config.workload import WorkloadSpec, build_workload
 from servesim.cost.model import CostModel, FloorWatch, TermWatch
 from servesim.engine.engine import Engine

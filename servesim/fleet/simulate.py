@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from servesim.config.fleet import FLEET_CHECKS, FleetSpec
-from servesim.config.server import SERVER_CHECKS, ServerSpec, seconds
+from servesim.config.option import seconds
+from servesim.config.server import SERVER_CHECKS, ServerSpec
 from servesim.config.workload import LOADS, WorkloadSpec, build_workload
 from servesim.engine.simulate import Watch, advance_watched, arriving, judge_floor, run_workload
 from servesim.engine.trace import Observation

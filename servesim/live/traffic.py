@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from time import monotonic
 from typing import Any, Protocol
 
-from servesim.config.server import count, number, switch
+from servesim.config.option import count, number, switch
 from servesim.errors import InputError
 from servesim.serve.app import ServeApp
 from servesim.serve.generation import Generation
