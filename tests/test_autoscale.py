@@ -180,7 +180,7 @@ class Options(Curve):
                 scaling_of(FleetSpec(**options))  # type: ignore[arg-type]
 
     def test_every_figure_has_a_target_of_its_own_and_a_line_in_the_help(self) -> None:
-        said = " ".join(servesim("simulate", "--help").out.split())
+        said = " ".join(servesim("simulate", "--help-all").out.split())
         for name, figure in FIGURES.items():
             self.assertGreater(figure.target, 0.0)
             self.assertIn(figure.about, said)

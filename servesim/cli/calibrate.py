@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from servesim.calibrate.calibrate import Calibration, calibrate
 from servesim.calibrate.input import read_measurements
 from servesim.calibrate.parameters import FITTABLE
 from servesim.catalog.hardware import device_document
-from servesim.cli.options import CONFIG, JSON, QUIET, SERVER_GROUPS, gather
+from servesim.cli.options import CONFIG, JSON, OUTPUT, QUIET, SERVER_GROUPS, gather
 from servesim.cli.output import result_to
 from servesim.cli.parser import Parser
 from servesim.config.option import Group, Option, given_of, one_of, text
@@ -37,14 +38,27 @@ _FITTED = ("mfu", "mbu", "step_overhead_s", "cost_model")
 FIT = Group(
     "fit",
     (
-        Option("--cost-model", "cost_model", f"what is fitted: {', '.join(FITTABLE)}", one_of("cost model", FITTABLE),
-               "NAME", "roofline"),
-        Option("--fit", "fit", "a comma list of the model's parameters, free of any guess", text, "NAMES",
-               "all that make sense"),
-        Option("--output", "output", "write the fitted device to FILE, for --hardware FILE", text, "FILE",
-               aliases=("-o",), writes=True),
+        Option(
+            "--cost-model",
+            "cost_model",
+            "what is fitted: {choices}",
+            one_of("cost model", FITTABLE),
+            "NAME",
+            "roofline",
+            common=True,
+        ),
+        Option(
+            "--fit",
+            "fit",
+            "a comma list of the model's parameters, free of any guess",
+            text,
+            "NAMES",
+            "all that make sense",
+            common=True,
+        ),
+        replace(OUTPUT, help="write the fitted device to FILE, for --hardware FILE"),
     ),
-)  # fmt: skip
+)
 
 
 def build_parser() -> Parser:

@@ -34,8 +34,15 @@ QUESTIONS = Group(
             "tokens of one request, for the most requests at once",
             count(maximum=2**40),
             default="4096",
+            common=True,
         ),
-        Option("--context", "context", "also the critical batch at N cached tokens per sequence", count(maximum=2**40)),
+        Option(
+            "--context",
+            "context",
+            "also the critical batch at N cached tokens per sequence",
+            count(maximum=2**40),
+            common=True,
+        ),
         EXPLAIN_COST,
     ),
 )

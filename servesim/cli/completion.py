@@ -77,17 +77,13 @@ def verbs(known: Mapping[str, str], words: Mapping[str, tuple[str, ...]]) -> lis
 def _verb(name: str, about: str, words: tuple[str, ...]) -> Verb:
     parser: Parser = import_module(f"servesim.cli.{name}").build_parser()
     options = [_option(option) for group in parser.groups for option in group.options]
-    options.append(
-        Completable(
-            flags=("--help", "-h"),
-            about="show the help",
-            takes_value=False,
-            repeats=False,
-            metavar="",
-            words=(),
-            path=False,
+    options += [
+        _option(Option(flag, "help", about, aliases=aliases))
+        for flag, about, aliases in (
+            ("--help", "show the options that people use", ("-h",)),
+            ("--help-all", "show all options", ()),
         )
-    )
+    ]
     positional = [str(action.metavar or action.dest) for action in parser._actions if not action.option_strings]
     return Verb(
         name=name,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from servesim.catalog.hardware import load_hardware
 from servesim.catalog.models import load_model
-from servesim.cli.options import DEVICE, JSON, LIMITS, OUTPUT, QUIET
+from servesim.cli.options import DEVICE, JSON, LIMITS, OUTPUT, QUIET, SLO
 from servesim.cli.output import result_to
 from servesim.cli.parser import Parser
 from servesim.config.option import Group, Option, given_of, seconds, text
@@ -31,11 +32,24 @@ READ = Group(
     "what is known",
     (
         Option(
-            "--window", "window_s", "time between two metric pages", seconds(positive=True), "TIME", "unknown: no rates"
+            "--window",
+            "window_s",
+            "time between two metric pages",
+            seconds(positive=True),
+            "TIME",
+            "unknown: no rates",
+            common=True,
         ),
-        Option("--flags", "flags", "the command line that started the server", text, "'vllm serve ...'"),
-        Option("--try", "try", "turn the first knob in the simulator (reports of simulate and sweep)"),
-        Option("--slo", "slo", "objectives for a saved run", text, "LIMIT", repeat=True),
+        Option(
+            "--flags",
+            "flags",
+            "the command line that started the server",
+            text,
+            "'vllm serve ...'",
+            common=True,
+        ),
+        Option("--try", "try", "turn the first knob in the simulator (reports of simulate and sweep)", common=True),
+        replace(SLO, help="objectives for a saved run"),
     ),
 )
 

@@ -77,12 +77,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def dispatch(argv: list[str]) -> int:
     """Run the verb that `argv` begins with."""
-    if not argv:
-        raise InputError(f"name a verb: {', '.join(VERBS)}; see servesim --help")
-    if argv[0] in ("-h", "--help", "help"):
+    if not argv or argv[0] in ("-h", "--help", "help"):
         verbs = "\n".join(f"  {verb:<10} {summary}" for verb, summary in VERBS.items())
         print(USAGE.format(verbs=verbs), end="")
-        return 0
+        return 0 if argv else InputError.exit_code
     if argv[0] in ("-V", "--version"):
         print(f"servesim {__version__}")
         return 0

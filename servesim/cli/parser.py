@@ -1,6 +1,7 @@
 """A verb's `argparse` parser, made of declared options: examples first, defaults shown, errors of one line.
 
-This module knows no option by name.
+`--help` shows the options that are declared `common`, `--help-all` every one. This module knows no
+option by name.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from servesim.errors import InputError
 from servesim.units import parse_list, shown, suggest
 
 WIDTH = 100  # of the text above the options
+FEW = 20  # so many options are shown at once
 
 KINDS = {
     "N": "a whole number: 256, 10k, 1.5M",
@@ -78,7 +80,9 @@ class Parser(argparse.ArgumentParser):
             section = self.add_argument_group(group.title)
             for option in group.options:
                 self._add(section, option)
-        self.add_argument_group("help").add_argument("-h", "--help", action="store_true", help="show this page")
+        self._more = self.add_argument_group("help")
+        self._more.add_argument("-h", "--help", action="store_true", help="show the options that people use")
+        self._more.add_argument("--help-all", action="store_true", help="show all options")
 
     def _add(self, section: argparse._ArgumentGroup, option: Option) -> None:
         text = option.about + (f" (default: {option.default})" if option.default else "")
@@ -101,10 +105,34 @@ class Parser(argparse.ArgumentParser):
         section.add_argument(*flags, dest=option.key, action=action, type=parse, metavar=option.metavar, help=text)
 
     def format_help(self) -> str:
+        """Return the whole help."""
+        return self.help_text(whole=True)
+
+    def help_text(self, *, whole: bool) -> str:
+        """Return the examples, the summary and the options: all of them, or those that people use."""
+        whole = whole or len(self.options) <= FEW
+        shown = {key: option for key, option in self.options.items() if whole or option.common}
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        for section in self._action_groups:
+            arguments = [
+                action
+                for action in section._group_actions
+                if action.dest in shown or section is self._more or not action.option_strings
+            ]
+            formatter.start_section(section.title)
+            formatter.add_arguments(arguments)
+            formatter.end_section()
         examples = "".join(f"  {example}\n" for example in self.examples)
-        named = {name for option in self.options.values() if option.takes_value for name in option.metavar.split("|")}
+        named = {name for option in shown.values() if option.takes_value for name in option.metavar.split("|")}
         kinds = "".join(f"  {name:<6}{about}\n" for name, about in KINDS.items() if name in named)
-        return f"examples:\n{examples}\n{super().format_help()}" + (f"\nvalues:\n{kinds}" if kinds else "")
+        more = len(self.options) - len(shown)
+        return (
+            f"examples:\n{examples}\n{formatter.format_help()}"
+            + (f"\nvalues:\n{kinds}" if kinds else "")
+            + (f"\n{more} more options: {self.prog} --help-all\n" if more else "")
+        )
 
     def error(self, message: str) -> NoReturn:
         _, unknown, rest = message.partition("unrecognized arguments: ")
@@ -118,9 +146,9 @@ class Parser(argparse.ArgumentParser):
         raise InputError(message.removeprefix("argument "))
 
     def read(self, argv: Sequence[str]) -> dict[str, Any] | None:
-        """Return what `argv` gives, by key; None after `--help` has been answered."""
-        if "-h" in argv or "--help" in argv:
-            print(self.format_help(), end="")
+        """Return what `argv` gives, by key; None after `--help` or `--help-all` has been answered."""
+        if {"-h", "--help", "--help-all"} & set(argv):
+            print(self.help_text(whole="--help-all" in argv), end="")
             return None
         given = vars(self.parse_args(argv))
         for key, value in given.items():

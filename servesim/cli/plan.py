@@ -62,10 +62,16 @@ ASKED = Group(
     "objective",
     (
         SLO,
-        Option("--rate", "rate", "requests per second to serve: how many replicas", number(above=0.0), "R"),
-        *options_of(FleetSpec, "price"),
-        Option("--tune", "tune", "also try values of " + ", ".join(key.replace("_", "-") for key in TUNED)),
-        Option("--disagg", "disagg", "prefill:decode servers, off: together", _split, "P:D", "off", swept=True),
+        Option(
+            "--rate", "rate", "requests per second to serve: how many replicas", number(above=0.0), "R", common=True
+        ),
+        *(replace(option, common=True) for option in options_of(FleetSpec, "price")),
+        Option(
+            "--tune", "tune", "also try values of " + ", ".join(key.replace("_", "-") for key in TUNED), common=True
+        ),
+        Option(
+            "--disagg", "disagg", "prefill:decode servers, off: together", _split, "P:D", "off", swept=True, common=True
+        ),
         Option("--seeds", "seeds", "seeds that a finalist is searched under", count(maximum=10), default="3"),
         Option(
             "--fresh-seeds",
@@ -80,7 +86,14 @@ ASKED = Group(
 WHERE = Group(
     "many machines",
     (
-        Option("--shard", "shard", "search only every n-th candidate and write rows (JSON lines)", parse_shard, "I/N"),
+        Option(
+            "--shard",
+            "shard",
+            "search only every n-th candidate and write rows (JSON lines)",
+            parse_shard,
+            "I/N",
+            common=True,
+        ),
         Option(
             "--from",
             "from",
@@ -88,6 +101,7 @@ WHERE = Group(
             text,
             "FILE...",
             repeat=True,
+            common=True,
         ),
         replace(JOBS, default="all cores"),
     ),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 from servesim.calibrate.validate import EVIDENCE, validate
-from servesim.cli.options import JSON, OUTPUT, QUIET
+from servesim.cli.options import JOBS, JSON, OUTPUT, QUIET
 from servesim.cli.output import result_to
 from servesim.cli.parser import Parser
-from servesim.config.option import Group, Option, count, text
+from servesim.config.option import Group, Option, text
 from servesim.console import Console
 from servesim.errors import InputError
 from servesim.report.calibration import evidence_markdown, evidence_text
@@ -32,11 +33,10 @@ def build_parser() -> Parser:
         (
             Option("--data", "data", "the folder of the data sets", text, "FOLDER", f"${DATA_VARIABLE}"),
             Option("--only", "only", f"a comma list of {names}", text, "NAMES", "all"),
-            Option("--jobs", "jobs", "processes; the result does not depend on it", count(maximum=1024),
-                   default="one a core"),
+            replace(JOBS, default="one a core"),
             Option("--markdown", "markdown", "print Markdown instead of text"),
         ),
-    )  # fmt: skip
+    )
     return Parser(
         "validate",
         "Rerun the evidence: fit each data set and hold the model against what was not fitted. A data set that is not\n"
