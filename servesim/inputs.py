@@ -46,7 +46,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class Contents:
     """A file that was recognised. Of a saved run only the first line was read, of anything else all of it."""
 
     path: str
@@ -67,7 +67,7 @@ class Given:
         return self.value
 
 
-def recognise(path: str) -> Given:
+def recognise(path: str) -> Contents:
     """Return what the file at `path` is; raise `InputError` for one that cannot be read, is too large or no text."""
     with InputFile(path) as file:
         data = file.read_line(MAX_BYTES)
@@ -89,7 +89,7 @@ def recognise(path: str) -> Given:
         kind = Kind.JSON
     else:
         kind = Kind.TEXT if first is None else Kind.LINES
-    return Given(path=path, kind=kind, text=text, first=first, value=value, fault=fault)
+    return Contents(path=path, kind=kind, text=text, first=first, value=value, fault=fault)
 
 
 def read_text(path: str, *, limit_bytes: int = MAX_BYTES) -> str:

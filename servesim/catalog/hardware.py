@@ -218,7 +218,7 @@ _PRESETS = (
     _device(
         *("a100-pcie-80gb", 80.0, 1935, 312),
         peak_w=300,
-        idle_w=80,
+        idle_w=80.0,
         bus_gb_s=32,
         source="NVIDIA A100 Tensor Core GPU datasheet (80GB PCIe); nvidia-smi 81,920 MiB",
         date="2021",
@@ -243,7 +243,7 @@ _PRESETS = (
     _device(
         *("l40s-48gb", 44.99, 864, 362.05),
         peak_w=350,
-        idle_w=102,
+        idle_w=102.0,
         fp8_tflops=733,
         bus_gb_s=32,
         source="NVIDIA L40S GPU datasheet (without sparsity); nvidia-smi 46,068 MiB",

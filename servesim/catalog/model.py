@@ -157,6 +157,18 @@ class Model:
         return sum(group.layers for group in self.attention)
 
     @property
+    def dense_layers(self) -> int:
+        """Layers with a dense feed-forward."""
+        if self.mlp_layers is not None:
+            return self.mlp_layers
+        return max(0, self.layers - (self.experts.layers if self.experts else 0))
+
+    @property
+    def matrices(self) -> int:
+        """Matrices of a feed-forward, dense or an expert's."""
+        return 3 if self.gated else 2
+
+    @property
     def head_params(self) -> int:
         """Parameters of the output head, whether its matrix is the embedding table or one of its own."""
         return self.vocab * self.hidden
@@ -170,7 +182,7 @@ class Model:
     def expert_params(self) -> int:
         """Parameters of all routed experts."""
         experts = self.experts
-        return experts.layers * experts.count * self._matrices * self.hidden * experts.intermediate if experts else 0
+        return experts.layers * experts.count * self.matrices * self.hidden * experts.intermediate if experts else 0
 
     @property
     def shared_expert_params(self) -> int:
@@ -179,7 +191,7 @@ class Model:
         if experts is None:
             return 0
         width = experts.shared_intermediate or experts.intermediate
-        return experts.layers * experts.shared * self._matrices * self.hidden * width
+        return experts.layers * experts.shared * self.matrices * self.hidden * width
 
     @property
     def router_params(self) -> int:
@@ -189,20 +201,13 @@ class Model:
     @property
     def mlp_params(self) -> int:
         """Parameters of the dense feed-forward layers."""
-        dense = self.mlp_layers
-        if dense is None:
-            dense = max(0, self.layers - (self.experts.layers if self.experts else 0))
-        return dense * self._matrices * self.hidden * self.intermediate
+        return self.dense_layers * self.matrices * self.hidden * self.intermediate
 
     @property
     def attention_params(self) -> int:
         """What is left: projections of attention and of recurrent layers, with norms and biases."""
         others = self.head_params + self.embedding_params + self.mlp_params
         return max(0, self.params - others - self.expert_params - self.shared_expert_params - self.router_params)
-
-    @property
-    def _matrices(self) -> int:
-        return 3 if self.gated else 2
 
     @property
     def expert_bytes(self) -> int:

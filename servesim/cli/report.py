@@ -14,7 +14,7 @@ from servesim.cli.parser import Parser
 from servesim.config.option import Group, Option, one_of, text
 from servesim.console import Console, one_line
 from servesim.errors import InputError
-from servesim.inputs import Given, Kind, recognise
+from servesim.inputs import Contents, Kind, recognise
 from servesim.report.charts import FIGURES
 from servesim.report.input import Material, NamedRun, distinct, grid_of
 from servesim.report.renderers import RENDERERS, format_of
@@ -110,9 +110,9 @@ def read_material(files: Sequence[str], slos: Sequence[Slo] = (), *, title: str 
     material = Material(title or "servesim: " + ", ".join(map(os.path.basename, files)))
     names = distinct([_stem(path) for path in files])
     for path, name in zip(files, names, strict=True):
-        given = recognise(path)
-        if given.kind is not Kind.RUN:
-            material.grids.append(grid_of(_document(given), name=name, path=path))
+        file = recognise(path)
+        if file.kind is not Kind.RUN:
+            material.grids.append(grid_of(_document(file), name=name, path=path))
             continue
         saved = read_saved(path)
         asked = list(slos) or _own_slos(saved.run.config)
@@ -147,13 +147,13 @@ def _own_slos(config: Mapping[str, Any]) -> list[Slo]:
         return []
 
 
-def _document(given: Given) -> dict[str, Any]:
-    if given.fault:
-        cause = one_line(given.fault)[:60]
-        raise InputError(f"{given.path}: is no JSON ({cause}); give a saved run or a document")
-    if not isinstance(given.value, dict):
-        raise InputError(f"{given.path}: must be a saved run or a JSON object that servesim wrote")
-    return given.value
+def _document(file: Contents) -> dict[str, Any]:
+    if file.fault:
+        cause = one_line(file.fault)[:60]
+        raise InputError(f"{file.path}: is no JSON ({cause}); give a saved run or a document")
+    if not isinstance(file.value, dict):
+        raise InputError(f"{file.path}: must be a saved run or a JSON object that servesim wrote")
+    return file.value
 
 
 def _check_device(material: Material) -> None:

@@ -5,22 +5,10 @@
     kv_cache_bytes = budget - weights_bytes - reserve
     num_blocks     = floor(kv_cache_bytes / (block_size x kv_bytes_per_token))
 
-Where several devices share a model, budget, cache, KV per token (`max(1, kv_heads / tp)` heads) and blocks are one
-device's, and each holds its share of the weights (`parallel`). All of it is integer arithmetic. `num_blocks` are usable
-blocks; a vLLM log counts its null block too. This module neither prints nor knows what a step costs.
-
-The size of a LoRA adapter: two thin matrices beside every matrix that it adapts.
-
-An adapter of rank r adds r x (inputs + outputs) numbers to each projection of attention (query, key, value, output)
-and of the dense feed-forward layers (gate, up, down), in 16 bits, as PEFT writes them with all linear layers as
-targets. What it leaves alone: routed experts, recurrent layers, embeddings and head, which adapters rarely touch.
-
-How a model is spread over devices: what the fullest of them holds of the weights, and whether it can be done.
-
-Tensor parallelism divides every layer, pipeline parallelism the layers; data parallelism repeats both, each rank with
-a cache of its own, but shares the routed experts over all ranks, as vLLM does: cut like any matrix, or whole under
-expert parallelism. What tensor parallelism cannot divide (MLA's down projections, KV heads beyond their number) is
-small and counted as divided. This module knows no device and no time.
+Where several devices share a model (`Parallel`), budget, cache, KV per token (`max(1, kv_heads / tp)` heads) and blocks
+are one device's, and each holds its share of the weights. All of it is integer arithmetic. `num_blocks` are usable
+blocks; a vLLM log counts its null block too. A LoRA adapter is the one thing more that memory may have to hold. This
+module neither prints nor knows what a step costs.
 """
 
 from __future__ import annotations
@@ -33,48 +21,19 @@ from servesim.catalog.weights import KV_BYTES
 from servesim.errors import CapacityError, InputError
 from servesim.units import GIB, format_bytes, format_gb, format_gib, format_gib_apart, shown
 
-BYTES = 2  # of a number of an adapter: 16 bits, whatever the base model is quantised to
+_ADAPTER_BYTES = 2  # of a number of an adapter: 16 bits, whatever the base model is quantised to
 MAX_RANK = 512  # as vLLM's --max-lora-rank
-
-
-def adapter_params(model: Model, rank: int) -> int:
-    """Return the numbers in an adapter of `rank` for `model`. Raises `InputError` for a rank that is none.
-
-    >>> from servesim.catalog.models import find_model
-    >>> adapter_params(find_model("llama-3.1-8b"), 16)
-    41943040
-    """
-    if not 1 <= rank <= MAX_RANK:
-        raise InputError(f"adapter_rank is {rank}, must be from 1 to {MAX_RANK}")
-    attention = sum(group.layers * _attention_width(group, model) for group in model.attention)
-    dense = model.mlp_layers
-    if dense is None:
-        dense = max(0, model.layers - (model.experts.layers if model.experts else 0))
-    matrices = 3 if model.gated else 2
-    feed_forward = dense * matrices * (model.hidden + model.intermediate) if model.intermediate else 0
-    return rank * (attention + feed_forward)
-
-
-def adapter_bytes(model: Model, rank: int) -> int:
-    """Return the bytes of an adapter of `rank`, over all devices that share the model."""
-    return BYTES * adapter_params(model, rank)
-
-
-def _attention_width(group: Attention, model: Model) -> int:
-    """Return the sum of inputs and outputs of the projections of one layer."""
-    hidden, heads = model.hidden, model.heads
-    if group.latent_dim:  # the query of 192 and the value of 128 a head in DeepSeek's shape, and the latent
-        return (hidden + heads * 192) + (hidden + group.latent_dim) + (heads * 128 + hidden)
-    if not group.kv_heads:
-        return 0
-    value_dim = group.value_dim or group.head_dim
-    query, key, value = heads * group.head_dim, group.kv_heads * group.head_dim, group.kv_heads * value_dim
-    return (hidden + query) + (hidden + key) + (hidden + value) + (heads * value_dim + hidden)
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Parallel:
-    """The sizes of the groups of devices that share a model."""
+    """The sizes of the groups of devices that share a model.
+
+    Tensor parallelism divides every layer, pipeline parallelism the layers; data parallelism repeats both, each rank
+    with a cache of its own, but shares the routed experts over all ranks, as vLLM does: cut like any matrix, or whole
+    under expert parallelism. What tensor parallelism cannot divide (MLA's down projections, KV heads beyond their
+    number) is small and counted as divided.
+    """
 
     tensor: int = 1
     pipeline: int = 1
@@ -453,3 +412,39 @@ def _check_whole(name: str, value: object, least: int) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 2**53:
         raise InputError(f"{name} is {shown(value)}, must be a whole number of {least} or more")
+
+
+def adapter_params(model: Model, rank: int) -> int:
+    """Return the numbers in a LoRA adapter of `rank` for `model`. Raises `InputError` for a rank that is none.
+
+    It adds rank x (inputs + outputs) to each projection of attention (query, key, value, output) and of the dense
+    feed-forward layers (gate, up, down), as PEFT writes it with all linear layers as targets. What it leaves alone:
+    routed experts, recurrent layers, embeddings and head, which adapters rarely touch.
+
+    >>> from servesim.catalog.models import find_model
+    >>> adapter_params(find_model("llama-3.1-8b"), 16)
+    41943040
+    """
+    if not 1 <= rank <= MAX_RANK:
+        raise InputError(f"adapter_rank is {rank}, must be from 1 to {MAX_RANK}")
+    attention = sum(group.layers * _attention_width(group, model) for group in model.attention)
+    matrices = model.dense_layers * model.matrices if model.intermediate else 0
+    feed_forward = matrices * (model.hidden + model.intermediate)
+    return rank * (attention + feed_forward)
+
+
+def adapter_bytes(model: Model, rank: int) -> int:
+    """Return the bytes of an adapter of `rank`, over all devices that share the model."""
+    return _ADAPTER_BYTES * adapter_params(model, rank)
+
+
+def _attention_width(group: Attention, model: Model) -> int:
+    """Return the sum of inputs and outputs of the projections of one layer."""
+    hidden, heads = model.hidden, model.heads
+    if group.latent_dim:  # the query of 192 and the value of 128 a head in DeepSeek's shape, and the latent
+        return (hidden + heads * 192) + (hidden + group.latent_dim) + (heads * 128 + hidden)
+    if not group.kv_heads:
+        return 0
+    value_dim = group.value_dim or group.head_dim
+    query, key, value = heads * group.head_dim, group.kv_heads * group.head_dim, group.kv_heads * value_dim
+    return (hidden + query) + (hidden + key) + (hidden + value) + (heads * value_dim + hidden)

@@ -26,7 +26,7 @@ from servesim.diagnose.evidence import (
     with_server,
 )
 from servesim.errors import InputError, ServesimError
-from servesim.inputs import STDIN, Given, Kind, recognise
+from servesim.inputs import STDIN, Contents, Kind, recognise
 from servesim.runs.reader import read_run
 from servesim.runs.writer import SCHEMA as RUN_SCHEMA
 from servesim.summary.slo import Slo
@@ -60,13 +60,13 @@ def read_subjects(paths: Sequence[str], known: Known) -> tuple[list[Subject], li
     if known.flags is not None and known.flags.ignored:
         notes.append(f"not read from the flags: {', '.join(known.flags.ignored)}")
     for path in paths:
-        given = recognise(path)
-        if given.kind is Kind.RUN:
-            subjects.append(_of_run(given, known, notes))
-        elif given.text.lstrip().startswith("{"):
-            subjects += _of_document(given, known, notes)
+        file = recognise(path)
+        if file.kind is Kind.RUN:
+            subjects.append(_of_run(file, known, notes))
+        elif file.text.lstrip().startswith("{"):
+            subjects += _of_document(file, known, notes)
         else:
-            pages.append(_page(path, given.text))
+            pages.append(_page(path, file.text))
     if len(pages) > 2:
         raise InputError(f"{len(pages)} metric pages are given; give one, or the earlier and the later one")
     if pages:
@@ -100,19 +100,19 @@ def _of_pages(pages: Sequence[Page], known: Known, notes: list[str]) -> Subject:
     )
 
 
-def _of_run(given: Given, known: Known, notes: list[str]) -> Subject:
-    if given.path == STDIN or given.json_object().get("schema") != RUN_SCHEMA:
-        raise InputError(f"{given.path}: is no saved run of this version in a file")
-    run = read_run(given.path)
-    return _of_summary(summarize(run, known.slos).as_dict(), run.config, given.path, known, notes)
+def _of_run(file: Contents, known: Known, notes: list[str]) -> Subject:
+    if file.path == STDIN or file.json_object().get("schema") != RUN_SCHEMA:
+        raise InputError(f"{file.path}: is no saved run of this version in a file")
+    run = read_run(file.path)
+    return _of_summary(summarize(run, known.slos).as_dict(), run.config, file.path, known, notes)
 
 
-def _of_document(given: Given, known: Known, notes: list[str]) -> Iterator[Subject]:
+def _of_document(file: Contents, known: Known, notes: list[str]) -> Iterator[Subject]:
     """Yield the subjects of a report: one, or one for each row of a sweep."""
-    path = given.path
-    if given.fault:
-        raise InputError(f"{path}: is not JSON: {given.fault}")
-    loaded = given.value
+    path = file.path
+    if file.fault:
+        raise InputError(f"{path}: is not JSON: {file.fault}")
+    loaded = file.value
     if "schema" not in loaded:
         raise InputError(f"{path}: is JSON but no report of simulate, loadgen or sweep; {metrics_hint()}")
     schema, config = str(loaded.get("schema")), loaded.get("config")
