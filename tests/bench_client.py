@@ -1,6 +1,6 @@
 """How true the load generator's clock is: its stamps against the record of the server that sent the events.
 
-`python -m tests.bench_client` prints the table; `measure_case` is what the tests of time use. Both sides read the same
+`python -m tests.bench_client` prints the table; Both sides read the same
 monotonic clock, and the server runs in a process of its own.
 """
 

@@ -14,7 +14,7 @@ from servesim.interrupts import Interrupts
 from servesim.runs.records import Outcome, Run
 from servesim.workload.requests import Requests
 from servesim.workload.workload import ClosedLoop, Workload
-from tests.truth_server import HEAD_OF_STREAM, LAST_CHUNK, Script, Step, TruthServer, chunk
+from tests.truth_server import HEAD_OF_STREAM, LAST_CHUNK, RESET, Script, Step, TruthServer, VirtualServer, chunk
 
 PAUSE_S = 0.02
 
@@ -52,7 +52,7 @@ def always(*steps: Step) -> Script:
 
 
 def run_against(
-    server: TruthServer,
+    server: TruthServer | VirtualServer,
     workload: Workload | None = None,
     *,
     target: Target | None = None,
@@ -60,7 +60,7 @@ def run_against(
     stream: bool = True,
     concurrency: int = 1,
     timeouts: Timeouts | None = None,
-    grace_s: float = 5.0,
+    grace_s: float = 60.0,
     interrupts: Interrupts | None = None,
     watchers: Watchers | None = None,
 ) -> Run:
@@ -78,8 +78,9 @@ def run_against(
 
 
 def run_script(steps: Sequence[Step], **options: object) -> Run:
-    """Run one request against a server that answers with `steps`."""
-    with TruthServer(always(*steps)) as server:
+    """Run one request against a server that answers with `steps`, on the virtual clock wherever that can be."""
+    kind = TruthServer if any(step.act == RESET for step in steps) else VirtualServer
+    with kind(always(*steps)) as server:
         return run_against(server, **options)  # type: ignore[arg-type]
 
 

@@ -8,7 +8,7 @@ from servesim.runs.records import Run
 from servesim.workload.workload import ClosedLoop
 from tests.client_case import always, plain_requests, run_against, verdict_of
 from tests.test_captures import CAPTURES, load
-from tests.truth_server import Step, TruthServer
+from tests.truth_server import Step, VirtualServer
 
 # name: api, asked tokens; token events, prompt, output and cached tokens (-1: not told), whether a limit ended it
 STREAMS = {
@@ -43,7 +43,7 @@ def replay(name: str, api: str = "chat", output: int = 3, *, pieces: int = 1) ->
     wire = (CAPTURES / f"{name}.txt").read_bytes().partition(b"\r\n\r\n")[0] + b"\r\n\r\n" + load(name).body
     cuts = [len(wire) * number // pieces for number in range(pieces + 1)]
     steps = [Step(0.0002, wire[start:end]) for start, end in zip(cuts, cuts[1:], strict=False)]
-    with TruthServer(always(*steps)) as server:
+    with VirtualServer(always(*steps)) as server:
         return run_against(server, ClosedLoop(plain_requests(1, output=output), 1), api=api)
 
 

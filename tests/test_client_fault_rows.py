@@ -11,18 +11,29 @@ import unittest
 from collections.abc import Sequence
 from importlib import import_module
 
-from servesim.client.loop import Timeouts
 from servesim.runs.records import Outcome, Run
 from servesim.summary.latency import Completed
 from servesim.summary.summary import summarize
 from servesim.workload.workload import ClosedLoop
 from tests.client_case import PAUSE_S, always, plain_requests, run_against, run_script, stream, times_ms, verdict_of
-from tests.truth_server import CLOSE, DONE, FINISH, ROLE, Asked, Step, TruthServer, content, event, token_stream, usage
+from tests.truth_server import (
+    CLOSE,
+    DONE,
+    FINISH,
+    ROLE,
+    Asked,
+    Step,
+    VirtualServer,
+    content,
+    event,
+    token_stream,
+    usage,
+)
 
 R, F, Z = event(ROLE), event(FINISH), DONE
 A, B, C = event(content("a")), event(content("b")), event(content("c"))
 U = event(usage(3))
-NEAR_MS = 15.0
+NEAR_MS = 0.5
 
 ROWS: dict[str, tuple[str, ...]] = {
     "data: without a space": ("client_faults.Streams", "sse.Split.the_space_after_the_colon"),
@@ -94,7 +105,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "exponents": ("prometheus.Sample.numbers_come",),
     "metrics that change between versions": ("cli_loadgen.Report.the_servers_own_metrics",),
     "scraping inside the timed span": ("cli_loadgen.Report.a_slow_metrics_page", "scraper.Scraper.a_slow_page"),
-    "the client's own delay": ("truth_server.Truth.64_streams", "truth_server.Truth.256_streams_of_5"),
+    "the client's own delay": ("client_health.Verdict.the_largest_of_three", "client_run.Pacing.stamps_are_never"),
     "the client's queue hides the server's": ("client_apis.HonestLoad",),
     "fewer in flight than asked": ("client_run.Connections.fifty_asked",),
     "a burst at the start": (
@@ -108,7 +119,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "client_run.Pacing.a_time_limit",
         "summary.WhatIsMissing.throughput_counts_only",
     ),
-    "accuracy that nobody checks": ("truth_server.Truth.a_run_that_is_off",),
+    "accuracy that nobody checks": ("client_run.Pacing.stamps_are_never",),
 }
 """What went wrong elsewhere -> tests, each `module.Class` or `module.Class.beginning of its sentence`."""
 
@@ -173,7 +184,7 @@ class BytesTest(unittest.TestCase):
         self.assertEqual((len(run.token_times(0)), run.records.visible[0]), (3, -1))
 
     def test_without_usage_events_are_counted_and_the_count_is_an_estimate(self) -> None:
-        with TruthServer(always(*stream(A, B, C, F, Z))) as server:
+        with VirtualServer(always(*stream(A, B, C, F, Z))) as server:
             run = run_against(server, ClosedLoop(plain_requests(1, output=64), 1))
         tokens = summarize(run).tokens
         self.assertEqual((tokens.output, tokens.estimated), (3, 3))
@@ -196,7 +207,7 @@ class BytesTest(unittest.TestCase):
         summary = summarize(run)
         self.assertEqual((summary.tokens.per_event, summary.itl_ms.count), (4.0, 2))
         self.assertAlmostEqual(summary.itl_ms.mean, 20.0, delta=NEAR_MS)
-        self.assertAlmostEqual(summary.tpot_ms.mean, 40.0 / 11, delta=2.0)
+        self.assertAlmostEqual(summary.tpot_ms.mean, 40.0 / 11, delta=0.1)
 
     def test_the_usage_counts_whatever_the_text(self) -> None:
         self.read(event(content("one two three four five six seven")), F + U + Z, events=1)
@@ -207,17 +218,15 @@ class BytesTest(unittest.TestCase):
         def script(asked: Asked) -> list[Step]:  # the server's idle time is over just as the next request arrives
             return [Step(0.0, act=CLOSE)] if asked.number == 1 else quick
 
-        with TruthServer(script) as server:
+        with VirtualServer(script) as server:
             run = run_against(server, ClosedLoop(plain_requests(2), 1))
             self.assertEqual([asked.connection for asked in server.asked], [0, 0, 1])
         self.assertEqual(run.records.outcome.count(Outcome.COMPLETED), 2)
         self.assertEqual(run.client["stale_reconnects"], 1)
 
     def test_a_thousand_streams_are_a_thousand_connections(self) -> None:
-        with TruthServer(always(*stream(0.5, A, F + U + Z))) as server:
-            run = run_against(
-                server, ClosedLoop(plain_requests(1000), 1000), concurrency=1000, timeouts=Timeouts(connect_s=20.0)
-            )
+        with VirtualServer(always(*stream(0.5, A, F + U + Z))) as server:
+            run = run_against(server, ClosedLoop(plain_requests(1000), 1000), concurrency=1000)
             self.assertEqual(server.connections, 1000)
         self.assertEqual(run.records.outcome.count(Outcome.COMPLETED), 1000)
         self.assertEqual(run.client["concurrency"]["max"], 1000)

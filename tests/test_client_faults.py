@@ -25,6 +25,7 @@ from tests.truth_server import (
     ROLE,
     Step,
     TruthServer,
+    VirtualServer,
     answer,
     chunk,
     content,
@@ -97,11 +98,11 @@ class StreamsAreReadByTheLetterTest(unittest.TestCase):
 
     def test_the_first_token_is_the_first_text_not_the_role(self) -> None:
         run = run_script(stream(R, PAUSE_S * 5, A, B, C, END))
-        self.assertAlmostEqual(times_ms(run)[0], 100.0, delta=20.0)
+        self.assertAlmostEqual(times_ms(run)[0], 100.0, delta=0.5)
 
     def test_a_heartbeat_is_no_token(self) -> None:
         run = run_script(stream(R, PAUSE_S, b":\n\n", PAUSE_S, A, B, C, END))
-        self.assertAlmostEqual(times_ms(run)[0], 40.0, delta=15.0)
+        self.assertAlmostEqual(times_ms(run)[0], 40.0, delta=0.5)
         self.assertEqual(len(run.token_times(0)), 3)
 
     def test_reasoning_counts_but_is_not_visible(self) -> None:
@@ -111,7 +112,7 @@ class StreamsAreReadByTheLetterTest(unittest.TestCase):
 
     def test_an_event_is_stamped_when_its_data_line_was_whole(self) -> None:
         run = run_script(stream(R, A[:-1], PAUSE_S * 2, A[-1:], B, C, END))
-        self.assertLess(times_ms(run)[0], 20.0)
+        self.assertLess(times_ms(run)[0], 0.5)
 
     def test_events_of_one_read_have_one_stamp_and_are_counted_as_coalesced(self) -> None:
         run = run_script(stream(A + B + C + A, PAUSE_S, B + C + A + B, F + event(usage(8)) + Z))
@@ -120,12 +121,12 @@ class StreamsAreReadByTheLetterTest(unittest.TestCase):
 
     def test_one_event_and_then_silence_does_not_wait_for_the_silence(self) -> None:
         run = run_script(stream(A, 0.3, B, C, END))
-        self.assertLess(times_ms(run)[0], 50.0)
-        self.assertGreater(times_ms(run)[1], 290.0)
+        self.assertLess(times_ms(run)[0], 0.5)
+        self.assertAlmostEqual(times_ms(run)[1], 300.0, delta=0.5)
 
     def test_a_late_usage_chunk_is_not_in_the_latency(self) -> None:
         run = run_script(stream(A, B, C, 0.1, END))
-        self.assertLess(Completed(run).e2e()[0], 0.05)
+        self.assertLess(Completed(run).e2e()[0], 0.0005)
         self.assertGreater(run.records.end_s[0] - run.records.sent_s[0], 0.1)
 
     def test_usage_is_read_after_the_finish_reason(self) -> None:
@@ -219,7 +220,7 @@ class BodiesTest(unittest.TestCase):
 
     def test_a_large_request_and_a_large_event_go_through(self) -> None:
         text = "x" * 70_000
-        with TruthServer(lambda asked: stream(event(content(text)), B, C, END)) as server:
+        with VirtualServer(lambda asked: stream(event(content(text)), B, C, END)) as server:
             with LoadGenerator(parse_target(server.url), API_FLAVOURS["chat"]) as generator:
                 body = json.dumps({"prompt": "y" * 300_000}).encode()
                 run = generator.measure(ClosedLoop(plain_requests(1), 1), lambda index: body, config={}, concurrency=1)
@@ -287,7 +288,7 @@ class FailuresAreToldApartTest(unittest.TestCase):
                 self.assertEqual(run.records.extra[0], {"status": code, "message": message})
 
     def test_a_429_is_a_result_with_its_retry_after_and_is_not_tried_again(self) -> None:
-        with TruthServer(lambda asked: [Step(0.0, answer("429 Too Many", b"{}", "Retry-After: 1"))]) as server:
+        with VirtualServer(lambda asked: [Step(0.0, answer("429 Too Many", b"{}", "Retry-After: 1"))]) as server:
             run = run_against(server)
             self.assertEqual(len(server.asked), 1)
         self.assertEqual(verdict_of(run), ("failed", "http_429"))
@@ -303,7 +304,7 @@ class FailuresAreToldApartTest(unittest.TestCase):
         run = run_script(stream(A, *beats, B, C, END), timeouts=Timeouts(idle_s=0.2))
         self.assertEqual(verdict_of(run), ("failed", "idle_timeout"))
         self.assertEqual(len(run.token_times(0)), 1)
-        self.assertAlmostEqual(run.records.end_s[0], run.times[0] + 0.2, delta=0.08)
+        self.assertAlmostEqual(run.records.end_s[0], run.times[0] + 0.2, delta=0.03)  # looked at every 20 ms
 
     def test_a_token_and_then_silence_ends_with_the_idle_timeout(self) -> None:
         steps = [*stream(A, end=False), Step(0.0, act=KEEP_SILENT)]

@@ -6,7 +6,6 @@ import os
 import signal
 import tempfile
 import threading
-import time
 import unittest
 from array import array
 from pathlib import Path
@@ -24,6 +23,7 @@ from servesim.runs.writer import RunWriter
 from servesim.workload.requests import Requests
 from servesim.workload.workload import ClosedLoop, OpenLoop, Retrying, SessionLoop
 from tests.client_case import always, payload, plain_requests
+from tests.serve_case import eventually
 from tests.truth_server import TruthServer, token_stream
 
 QUICK = token_stream(3, ttft_s=0.01, gap_s=0.002)
@@ -34,7 +34,7 @@ def measure(target: Target, requests: Requests, build, hands: int, concurrency: 
         deal(requests, build, hands=hands, concurrency=concurrency),
         requests,
         payload,
-        make=lambda interrupts: LoadGenerator(target, API_FLAVOURS["chat"], interrupts=interrupts, grace_s=5.0),
+        make=lambda interrupts: LoadGenerator(target, API_FLAVOURS["chat"], interrupts=interrupts, grace_s=60.0),
         config={},
         concurrency=concurrency,
         **options,
@@ -123,7 +123,7 @@ class ProcessesTest(unittest.TestCase):
         interrupts = Interrupts()
 
         def press() -> None:
-            time.sleep(0.3)
+            eventually(self, lambda: len(server.asked) > 20, True)
             interrupts.count += 1
 
         with TruthServer(always(*QUICK)) as server:

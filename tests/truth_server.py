@@ -4,7 +4,9 @@ Every answer is a list of `Step`s: bytes to write after a pause, or something wo
 form a schedule that starts when the kernel had the request (SO_TIMESTAMPNS on Linux), so that the server's own lateness
 shows in its record and does not add up. The record is in `time.monotonic()`, which a client on the same machine shares.
 
-`TruthServer` runs in a thread (tests of behaviour) or in a process of its own (tests of time).
+`VirtualServer` and the client of its block run on one virtual clock, so that a schedule is kept to the microsecond
+however busy the machine is: for tests of what a client makes of times. `TruthServer` runs in a thread, on real sockets:
+for tests of connections. `TruthProcess` runs in a process of its own: for the benchmark of the client's clock.
 """
 
 from __future__ import annotations
@@ -23,6 +25,10 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from unittest import mock
+
+from servesim.client.run import LoadGenerator
 
 LINUX = sys.platform.startswith("linux")
 SO_TIMESTAMPNS = 35
@@ -121,18 +127,14 @@ class _Peer:
 
 
 class Server:
-    """The loop: one thread, all connections, a heap of what is due."""
+    """All connections and a heap of what is due; who has the sockets and the clock calls it."""
 
-    def __init__(self, script: Script, *, host: str = "127.0.0.1", idle_close_s: float = math.inf) -> None:
+    def __init__(
+        self, script: Script, *, idle_close_s: float = math.inf, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._script = script
         self._idle_close_s = idle_close_s
-        self._selector = selectors.DefaultSelector()
-        self._listener = socket.create_server(
-            (host, 0), backlog=1024, family=socket.AF_INET6 if ":" in host else socket.AF_INET
-        )
-        self._listener.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ, None)
-        self.port: int = self._listener.getsockname()[1]
+        self._clock = clock
         self._due: list[tuple[float, int, _Peer]] = []
         self._counter = 0
         self._peers: dict[_Peer, float] = {}  # -> idle since, or inf
@@ -140,58 +142,51 @@ class Server:
         self.asked: list[Asked] = []
         self.connections = 0
 
-    def serve(self, stop: Callable[[], bool]) -> None:
-        while not stop():
-            now = time.monotonic()
-            while self._due and self._due[0][0] <= now:
-                self._play(heapq.heappop(self._due)[2])
-                now = time.monotonic()
-            wait_s = min(0.01, self._due[0][0] - now if self._due else 0.01)
-            if wait_s >= 0.001:
-                ready = self._selector.select(math.floor(wait_s * 1000) / 1000)
-            else:
-                ready = self._selector.select(0)
-                if not ready and wait_s > 0.0:
-                    time.sleep(wait_s)
-            for key, _ in ready:
-                if key.data is None:
-                    self._accept()
-                else:
-                    self._hear(key.data)
-            if self._idle_close_s < math.inf:
-                for peer, since in list(self._peers.items()):
-                    if time.monotonic() - since > self._idle_close_s:
-                        self._close(peer)
+    @property
+    def due_s(self) -> float:
+        """Return when the next thing is to be done; inf: when something is asked."""
+        idle_s = min(self._peers.values(), default=math.inf) + self._idle_close_s
+        return min(self._due[0][0] if self._due else math.inf, idle_s)
+
+    def play(self) -> None:
+        """Do all that is due."""
+        while self._due and self._due[0][0] <= self._clock():
+            self._play(heapq.heappop(self._due)[2])
+        if self._idle_close_s < math.inf:
+            for peer, since in list(self._peers.items()):
+                if since + self._idle_close_s <= self._clock():
+                    self._close(peer)
+
+    def take(self, sock: socket.socket) -> _Peer:
+        """Take a new connection."""
+        sock.setblocking(False)
+        peer = _Peer(sock, self.connections)
+        self.connections += 1
+        self._peers[peer] = math.inf
+        return peer
+
+    def hear_all(self) -> None:
+        """Read what every connection has."""
+        for peer in list(self._peers):
+            self._hear(peer)
+
+    def close_all(self) -> None:
+        """Close every connection."""
         for peer in list(self._peers):
             self._close(peer)
-        self._listener.close()
-        self._selector.close()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                sock, _ = self._listener.accept()
-                sock.setblocking(False)
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if LINUX:
-                    sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-                peer = _Peer(sock, self.connections)
-                self.connections += 1
-                self._peers[peer] = math.inf
-                self._selector.register(sock, selectors.EVENT_READ, peer)
 
     def _hear(self, peer: _Peer) -> None:
         try:
-            if LINUX:
+            if LINUX and self._clock is time.monotonic:
                 data, ancillary, _, _ = peer.sock.recvmsg(1 << 18, 64)
-                peer.kernel_s = time.monotonic()
+                peer.kernel_s = self._clock()
                 for _, kind, stamp in ancillary:
                     if kind == SO_TIMESTAMPNS:
                         seconds, nanoseconds = struct.unpack("@ll", stamp)
                         peer.kernel_s = seconds + nanoseconds * 1e-9 - self._offset_s
             else:
                 data = peer.sock.recv(1 << 18)
-                peer.kernel_s = time.monotonic()
+                peer.kernel_s = self._clock()
         except BlockingIOError:
             return
         except OSError:
@@ -226,7 +221,7 @@ class Server:
             heapq.heappush(self._due, (peer.due_s, self._counter, peer))
         else:
             peer.asked = None
-            self._peers[peer] = time.monotonic()
+            self._peers[peer] = self._clock()
             self._understand(peer)
 
     def _play(self, peer: _Peer) -> None:
@@ -241,7 +236,7 @@ class Server:
                 peer.unsent = peer.unsent[peer.sock.send(peer.unsent) :]
             else:
                 if step.token:
-                    peer.asked.token_s.append(time.monotonic())
+                    peer.asked.token_s.append(self._clock())
                 sent = peer.sock.send(step.data)
                 if sent < len(step.data):
                     peer.unsent = step.data[sent:]
@@ -252,7 +247,7 @@ class Server:
             return
         if peer.unsent:
             self._counter += 1
-            heapq.heappush(self._due, (time.monotonic() + 0.001, self._counter, peer))
+            heapq.heappush(self._due, (self._clock() + 0.001, self._counter, peer))
             return
         peer.next += 1
         self._schedule(peer)
@@ -270,15 +265,152 @@ class Server:
 
     def _close(self, peer: _Peer) -> None:
         del self._peers[peer]
-        self._selector.unregister(peer.sock)
         peer.sock.close()
+
+
+class SocketServer(Server):
+    """The same on real sockets and the real clock."""
+
+    def __init__(self, script: Script, *, host: str = "127.0.0.1", idle_close_s: float = math.inf) -> None:
+        super().__init__(script, idle_close_s=idle_close_s)
+        self._selector = selectors.DefaultSelector()
+        self._listener = socket.create_server(
+            (host, 0), backlog=1024, family=socket.AF_INET6 if ":" in host else socket.AF_INET
+        )
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ, None)
+        self.port: int = self._listener.getsockname()[1]
+
+    def serve(self, stop: Callable[[], bool]) -> None:
+        while not stop():
+            self.play()
+            wait_s = min(0.01, self.due_s - time.monotonic())
+            if wait_s >= 0.001:
+                ready = self._selector.select(math.floor(wait_s * 1000) / 1000)
+            else:
+                ready = self._selector.select(0)
+                if not ready and wait_s > 0.0:
+                    time.sleep(wait_s)
+            for key, _ in ready:
+                if key.data is None:
+                    self._accept()
+                else:
+                    self._hear(key.data)
+        self.close_all()
+        self._listener.close()
+        self._selector.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                sock, _ = self._listener.accept()
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if LINUX:
+                    sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+                self._selector.register(sock, selectors.EVENT_READ, self.take(sock))
+
+    def _close(self, peer: _Peer) -> None:
+        self._selector.unregister(peer.sock)
+        super()._close(peer)
+
+
+TURN_S = 1e-6
+"""What a client's look at its sockets costs on the virtual clock, so that one who polls comes to an end."""
+
+
+class VirtualServer:
+    """A `Server` on a virtual clock for a `with` block. A `LoadGenerator` that is made and run inside the block reads
+    the same clock, which moves only while nobody has anything to do, and its connections are pairs of sockets.
+
+    `at(after_s, call)` does something later: what a person at the keyboard would do.
+    """
+
+    url = "http://virtual.invalid"
+
+    def __init__(self, script: Script, **options: object) -> None:
+        self.now = 1000.0
+        self._server = Server(script, clock=lambda: self.now, **options)  # type: ignore[arg-type]
+        self._calls: list[tuple[float, Callable[[], object]]] = []
+        self._patches = contextlib.ExitStack()
+
+    @property
+    def asked(self) -> list[Asked]:
+        return self._server.asked
+
+    @property
+    def connections(self) -> int:
+        return self._server.connections
+
+    def at(self, after_s: float, call: Callable[[], object]) -> None:
+        """Call `call` in `after_s` seconds of the virtual clock."""
+        self._calls.append((self.now + after_s, call))
+
+    def select(self, poll: Callable[[], list], timeout_s: float | None) -> list:
+        """Let time pass until `poll` finds a socket ready or the timeout is over."""
+        self.now += TURN_S
+        until_s = math.inf if timeout_s is None else self.now + timeout_s
+        while True:
+            for call in [call for at_s, call in self._calls if at_s <= self.now]:
+                call()
+            self._calls = [each for each in self._calls if each[0] > self.now]
+            self._server.hear_all()
+            self._server.play()
+            ready = poll()
+            if ready or self.now >= until_s:
+                return ready
+            due_s = min(self._server.due_s, until_s, *(at_s for at_s, _ in self._calls))
+            if due_s == math.inf:
+                raise AssertionError("nothing is ready, and nothing will ever be")
+            self.now = max(self.now, due_s)
+
+    def __enter__(self) -> VirtualServer:
+        server = self
+
+        class Selector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
+            def select(self, timeout: float | None = None) -> list:
+                return server.select(lambda: super(Selector, self).select(0), timeout)
+
+        def open_socket(*_: object) -> socket.socket:
+            ours, theirs = socket.socketpair()
+            server._server.take(theirs)
+            ours.setblocking(False)
+            return ours
+
+        def clock() -> float:
+            return server.now
+
+        times = SimpleNamespace(monotonic=clock, time=clock, process_time=time.process_time)
+        for name, replaced in {
+            "loop.monotonic": clock,
+            "run.monotonic": clock,
+            "reading.time": times,
+            "requests.time": times,
+            "health.time": times,
+            "loop.selectors": SimpleNamespace(DefaultSelector=Selector),
+            "pool.open_socket": open_socket,
+            "pool.threading": SimpleNamespace(Lock=threading.Lock, Thread=_AtOnce),
+        }.items():
+            self._patches.enter_context(mock.patch(f"servesim.client.{name}", replaced))
+        self._patches.enter_context(mock.patch.dict(LoadGenerator.measure.__kwdefaults__, start=clock))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._patches.close()
+        self._server.close_all()
+
+
+class _AtOnce:
+    """What a connector thread does, done at once."""
+
+    def __init__(self, *, target: Callable[[], None], **_: object) -> None:
+        self.start = target
 
 
 class TruthServer:
     """A `Server` in a thread, for a `with` block: `port`, `url` and `asked` are what tests look at."""
 
     def __init__(self, script: Script, **options: object) -> None:
-        self._server = Server(script, **options)  # type: ignore[arg-type]
+        self._server = SocketServer(script, **options)  # type: ignore[arg-type]
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._server.serve, args=(self._stopped.is_set,), daemon=True)
         self.port = self._server.port
@@ -298,7 +430,7 @@ class TruthServer:
 
     def __exit__(self, *_: object) -> None:
         self._stopped.set()
-        self._thread.join(5.0)
+        self._thread.join(60.0)
 
 
 class TruthProcess:
@@ -316,7 +448,7 @@ class TruthProcess:
     def stop(self) -> list[Asked]:
         self._pipe.send(None)
         asked: list[Asked] = self._pipe.recv()
-        self._process.join(5.0)
+        self._process.join(60.0)
         return asked
 
     def __enter__(self) -> TruthProcess:
@@ -333,7 +465,7 @@ def _serve_process(script: Script, pipe: multiprocessing.connection.Connection) 
 
     gc.freeze()
     gc.disable()
-    server = Server(script)
+    server = SocketServer(script)
     pipe.send(server.port)
     server.serve(pipe.poll)
     pipe.send(server.asked)
