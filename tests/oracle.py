@@ -113,7 +113,7 @@ def gaps_of(run: Run) -> list[int]:
     records = run.records
     slices = list(records.abandoned)
     for index in range(len(records)):
-        slices += records.pieces.get(index) or [(records.first[index], records.last[index])]
+        slices += records.slices.get(index) or [(records.first[index], records.last[index])]
     gaps = [0] * len(run.times)
     for first, last in slices:
         for step in range(first + 1, last + 1):
@@ -139,7 +139,7 @@ def difference_of_rows(want: Run, have: Run, index: int) -> str | None:
         expected, actual = getattr(theirs, name)[index], getattr(ours, name)[index]
         if expected != actual and not (math.isnan(expected) and math.isnan(actual)):
             return f"{name} is {actual!r}, the textbook has {expected!r}"
-    for name in ("reason", "attempts", "preempted", "pieces"):
+    for name in ("reason", "attempts", "preempted", "slices"):
         expected, actual = getattr(theirs, name).get(index), getattr(ours, name).get(index)
         if repr(expected) != repr(actual):  # by repr, since NaN is not NaN
             return f"{name} is {actual}, the textbook has {expected}"

@@ -159,9 +159,9 @@ def write_record(records: Records, live: Live, outcome: Outcome, kind: str | Non
     records.outcome[index] = outcome
     if live.tokens:
         records.first[index], records.last[index] = live.tokens[0], live.tokens[-1]
-        pieces = slices_of(live.tokens)
-        if len(pieces) > 1:
-            records.pieces[index] = pieces
+        slices = slices_of(live.tokens)
+        if len(slices) > 1:
+            records.slices[index] = slices
     if live.preempted:
         records.preempted[index] = live.preempted
     if kind is not None:

@@ -71,13 +71,13 @@ def random_simulated(seed: int, *, outcomes: bool = True) -> Run:
         tokens = sorted(rng.sample(range(steps), rng.randint(1, min(steps, rng.choice([1, 2, 5, steps])))))
         if rng.random() < 0.6:
             tokens = list(range(tokens[0], tokens[-1] + 1))
-        pieces: list[tuple[int, int]] = []
+        slices: list[tuple[int, int]] = []
         for token in tokens:
-            if pieces and token == pieces[-1][1] + 1:
-                pieces[-1] = (pieces[-1][0], token)
+            if slices and token == slices[-1][1] + 1:
+                slices[-1] = (slices[-1][0], token)
                 log.decodes[token] += 1
             else:
-                pieces.append((token, token))
+                slices.append((token, token))
         start_s = log.end_s[tokens[0] - 1] if tokens[0] else 0.0
         records.admitted_s[i] = start_s
         records.sent_s[i] = start_s * rng.random()
@@ -96,9 +96,9 @@ def random_simulated(seed: int, *, outcomes: bool = True) -> Run:
         records.output_tokens[i] = len(tokens)
         records.cached_tokens[i] = rng.randint(0, 3)
         records.first[i], records.last[i] = tokens[0], tokens[-1]
-        if len(pieces) > 1:
-            records.pieces[i] = pieces
-            records.preempted[i] = [(log.end_s[stop], log.end_s[stop]) for _, stop in pieces[:-1]]
+        if len(slices) > 1:
+            records.slices[i] = slices
+            records.preempted[i] = [(log.end_s[stop], log.end_s[stop]) for _, stop in slices[:-1]]
         if outcome == Outcome.FAILED:
             records.reason[i] = "timeout"
             records.attempts[i] = rng.randint(2, 4)

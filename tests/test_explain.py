@@ -16,7 +16,7 @@ def preempted_once() -> Run:
     records = Records(1)
     records.planned_s[0] = records.sent_s[0] = 0.5
     records.admitted_s[0], records.first[0], records.last[0] = 1.0, 1, 7
-    records.pieces[0], records.preempted[0] = [(1, 2), (6, 7)], [(3.0, 6.0)]
+    records.slices[0], records.preempted[0] = [(1, 2), (6, 7)], [(3.0, 6.0)]
     records.prompt_tokens[0], records.output_tokens[0], records.outcome[0] = 10, 4, Outcome.COMPLETED
     return Run("simulated", make_requests([10], [4]), records, log.end_s, {}, steps=log)
 
@@ -55,14 +55,14 @@ class Phases(unittest.TestCase):
     def test_one_that_was_never_resumed_waits_until_the_end(self):
         run = preempted_once()
         run.records.outcome[0] = Outcome.UNFINISHED
-        run.records.pieces.clear()
+        run.records.slices.clear()
         run.records.last[0], run.records.preempted[0] = 2, [(3.0, NAN)]
         self.assertEqual(self.told(run)["preempted"], 6)
 
     def test_one_that_was_never_admitted_is_all_queue(self):
         run = preempted_once()
         run.records.outcome[0], run.records.first[0], run.records.last[0] = Outcome.UNFINISHED, -1, -1
-        run.records.pieces.clear()
+        run.records.slices.clear()
         run.records.preempted.clear()
         run.records.admitted_s[0] = NAN
         self.assertEqual(self.told(run), {"queue": 8_500_000})

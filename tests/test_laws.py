@@ -38,7 +38,7 @@ class Tampered(unittest.TestCase):
         engine = closed_engine()
         totals = engine.totals
         self.assertTrue(totals.preemptions and totals.saved_tokens and totals.recomputed_tokens and engine.log.starts)
-        self.assertTrue(engine.records.pieces and engine.pool.cached)
+        self.assertTrue(engine.records.slices and engine.pool.cached)
         midst = closed_engine(1.0)
         self.assertTrue(midst.num_running and midst.num_waiting)
 
@@ -88,7 +88,7 @@ class Tampered(unittest.TestCase):
             engine.records.last[0] += 1
 
         def a_join_across_a_preemption(engine: Engine) -> None:
-            engine.records.pieces.popitem()
+            engine.records.slices.popitem()
 
         for tamper in (one_more_decode, a_phantom_gap, a_join_across_a_preemption):
             with self.subTest(tamper=tamper.__name__):

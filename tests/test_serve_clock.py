@@ -199,7 +199,7 @@ class Cancelling(unittest.TestCase):
                 self.assertEqual(clock.workload.free_rows, 64)
                 self.assertEqual(clock._watch.queued_tokens, 0)
                 self.assertEqual((clock.last.running, clock.last.waiting), (0, 0))
-                self.assertFalse(any((clock.engine.records.pieces, clock.engine.records.preempted)))
+                self.assertFalse(any((clock.engine.records.slices, clock.engine.records.preempted)))
 
     def test_nobody_who_left_is_given_a_token(self) -> None:
         bench = Bench(build_server(ServerSpec(**SMALL)))

@@ -81,7 +81,7 @@ class AgainstEveryToken(unittest.TestCase):
         for seed in seeds(100):
             run = random_simulated(seed, outcomes=False)
             assert run.steps is not None
-            jumps = sum(len(slices) - 1 for slices in run.records.pieces.values())
+            jumps = sum(len(slices) - 1 for slices in run.records.slices.values())
             summary = summarize(run)
             with self.subTest(seed=seed):
                 self.assertEqual(sum(run.steps.decodes) + jumps, summary.itl_ms.count if summary.itl_ms else 0)

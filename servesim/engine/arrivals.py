@@ -155,13 +155,13 @@ class Arrivals:
         preempted = [waiter for waiter in scheduler.waiting if isinstance(waiter, Sequence)]
         for sequence in [*scheduler.running.values(), *preempted]:
             index, outputs = sequence.index, sequence.outputs
-            runs = scheduler.records.pieces.pop(index, [])
+            slices = scheduler.records.slices.pop(index, [])
             if sequence.state == DECODE:
                 outputs = sequence.target - (sequence.finish_tick - scheduler.decoding.tick)
                 if sequence.run_start < step:
-                    runs.append((sequence.run_start, step - 1))
-            if runs:
-                self._record_tokens(index, runs, outputs, self.deadline_s(index))
+                    slices.append((sequence.run_start, step - 1))
+            if slices:
+                self._record_tokens(index, slices, outputs, self.deadline_s(index))
 
     def _expire(self, now_s: float) -> None:
         """Let go of requests whose clients have left by `now_s`; one that has ended is left to `completed`."""
@@ -173,28 +173,28 @@ class Arrivals:
             sequence = scheduler.withdraw(index, len(self.log))
             del self._attempts[index]
             if sequence is not None and sequence.outputs:
-                runs = scheduler.records.pieces.pop(index)
-                self._record_tokens(index, runs, sequence.outputs, deadline_s)
+                slices = scheduler.records.slices.pop(index)
+                self._record_tokens(index, slices, sequence.outputs, deadline_s)
             self._fail(index, deadline_s, TIMEOUT)
 
-    def _record_tokens(self, index: int, runs: list[tuple[int, int]], outputs: int, deadline_s: float) -> None:
+    def _record_tokens(self, index: int, slices: list[tuple[int, int]], outputs: int, deadline_s: float) -> None:
         """Record the tokens that a client had before it left: all, but for one that may have come too late.
 
-        `runs` are the first and last steps of its unbroken runs of tokens, `outputs` tokens in all.
+        `slices` are the first and last steps of its unbroken runs of tokens, `outputs` tokens in all.
         """
         records = self._scheduler.records
-        start, last = runs[-1]
+        start, last = slices[-1]
         if last >= 0 and self.log.end_s[last] > deadline_s:
             outputs -= 1
-            runs.pop()
+            slices.pop()
             if start < last:
                 self.abandoned.append((last - 1, last))
-                runs.append((start, last - 1))
+                slices.append((start, last - 1))
         records.output_tokens[index] = outputs
-        records.first[index] = runs[0][0] if runs else -1
-        records.last[index] = runs[-1][1] if runs else -1
-        if len(runs) > 1:
-            records.pieces[index] = runs
+        records.first[index] = slices[0][0] if slices else -1
+        records.last[index] = slices[-1][1] if slices else -1
+        if len(slices) > 1:
+            records.slices[index] = slices
 
     def _fail(self, index: int, at_s: float, error: str) -> None:
         """Close the record of a request that was refused or given up, unless its client comes back."""
@@ -202,7 +202,7 @@ class Arrivals:
         if self._workload.finished(index, at_s, error):
             first = records.first[index]
             if first >= 0:
-                self.abandoned.extend(records.pieces.pop(index, [(first, records.last[index])]))
+                self.abandoned.extend(records.slices.pop(index, [(first, records.last[index])]))
                 records.first[index] = records.last[index] = -1
                 records.output_tokens[index] = 0
             records.preempted.pop(index, None)

@@ -117,22 +117,21 @@ class Engine:
                 self.now = max(self.now, arrivals.wake_s)
                 self.log.starts[len(self.log)] = self.now
                 continue
-            if not (
-                not decoding.count
-                or scheduler.prefilling
+            only_decodes = decoding.count and not (
+                scheduler.prefilling
                 or scheduler.ended
                 or scheduler.stalled
                 or scheduler.in_sync
                 or (scheduler.waiting and not scheduler.blocked)
                 or step_by_step
-            ):
-                end_s = steady.run(self.now, min(self.until, arrivals.wake_s))
-                if end_s is not None:
-                    self.now = end_s
-                    if decoding.tick in decoding.buckets:
-                        self._finish(decoding.pop_finished(), len(self.log.end_s) - 1)
-                    continue
-            self._step()
+            )
+            end_s = steady.run(self.now, min(self.until, arrivals.wake_s)) if only_decodes else None
+            if end_s is None:
+                self._step()
+                continue
+            self.now = end_s
+            if decoding.tick in decoding.buckets:
+                self._finish(decoding.pop_finished(), len(self.log.end_s) - 1)
 
     def stop(self) -> None:
         """Make `advance` return after the step that it is in; for whoever hears of that step's end inside of it."""
@@ -308,14 +307,14 @@ class Engine:
 
         A run's log and records grow with it; a server that has been up for a month needs neither.
         """
-        pieces, steps = self.records.pieces, len(self.log)
+        slices, steps = self.records.slices, len(self.log)
         self.log.clear()
         self.arrivals.abandoned.clear()
         for sequence in self.scheduler.holders():
             sequence.run_start -= steps
-        for index, runs in pieces.items():
-            first, last = runs[-1]
-            pieces[index] = [(first - steps, last - steps)]
+        for index, own in slices.items():
+            first, last = own[-1]
+            slices[index] = [(first - steps, last - steps)]
 
     def clear_row(self, index: int) -> None:
         """Make row `index` of the records as good as new, for the next request that is given it."""
@@ -324,7 +323,7 @@ class Engine:
         records.first[index] = records.last[index] = -1
         records.output_tokens[index] = records.cached_tokens[index] = 0
         records.outcome[index] = 0
-        for sparse in (records.pieces, records.preempted, records.reason, records.attempts):
+        for sparse in (records.slices, records.preempted, records.reason, records.attempts):
             sparse.pop(index, None)
 
     # A fleet

@@ -86,8 +86,8 @@ def _gaps(records: Records, step: Sequence[int] | None) -> int:
         at = step.__getitem__
         gaps = sum(map(sub, map(at, records.last), map(at, records.first)))
     gaps += sum(at(last) - at(first) for first, last in records.abandoned)
-    for index, pieces in records.pieces.items():
-        gaps += sum(at(last) - at(first) for first, last in pieces) - (
+    for index, slices in records.slices.items():
+        gaps += sum(at(last) - at(first) for first, last in slices) - (
             at(records.last[index]) - at(records.first[index])
         )
     return gaps
@@ -144,9 +144,9 @@ def _little(facts: Facts, durations_s: Sequence[float]) -> str | None:
     at = times.__getitem__
     decoded = math.fsum(map(sub, map(at, records.last), map(at, records.first)))
     decoded += math.fsum(times[last] - times[first] for first, last in records.abandoned)
-    for index, pieces in records.pieces.items():
+    for index, slices in records.slices.items():
         decoded -= times[records.last[index]] - times[records.first[index]]
-        decoded += math.fsum(times[last] - times[first] for first, last in pieces)
+        decoded += math.fsum(times[last] - times[first] for first, last in slices)
     if not math.isclose(integral, decoded, rel_tol=1e-6, abs_tol=1e-6):
         return f"law 10, Little's: sequences decoded for {decoded:.6f} s, the step log says {integral:.6f} s"
     return None

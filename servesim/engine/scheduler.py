@@ -19,7 +19,7 @@ The state, with who changes it. Outside of this file `Arrivals` has requests enq
 | `running` | holds a slot; by order of admission | `_admit` | `release`, `_take_out` |
 | `prefilling` | running, in mid-prefill, in their order | `_admit` | `update`, `_take_out` |
 | `decoding` | running, a token a step: a count, a sum and a clock | `update` | `pop_finished`, `_take_out` |
-| `stalled` | decoding, but there were no tokens left for them | `_serve_one_by_one`, anew at each call | (see below) |
+| `stalled` | decoding, but there were no tokens left for them | `_serve_one_by_one`, anew each time | `_take_out` |
 | `in_sync` | decoding, and no token of theirs is on its way | `note_known_tokens`, anew after each step | `_take_out` |
 | `ended` | had their last token, but hold slot and blocks | `finish` | `pop_ended`, behind the next `schedule` |
 | `in_transfer` | completed prompts whose blocks a link still reads | `release` | `free_transferred` |
@@ -39,7 +39,7 @@ The state, with who changes it. Outside of this file `Arrivals` has requests enq
 
 Of one sequence, `run_start` is the step of the first token of its current unbroken run of tokens. `update` sets it when
 a run begins, `_stall` when one is broken without losing its blocks (the step after). Where a run ends it goes, with its
-last step, into `pieces` of the records; a sequence with one run only needs no entry there.
+last step, into `slices` of the records; a request with one run only needs no entry there.
 
 It does not know how long a step takes, when requests come, or which clients leave.
 """
@@ -197,7 +197,7 @@ class Scheduler:
         sequence = next((s for s in self.running.values() if s.index == index), None)
         if sequence is not None:
             if sequence.state == ENDED:
-                self.records.pieces.setdefault(sequence.index, [(sequence.run_start, step - 1)])
+                self.records.slices.setdefault(sequence.index, [(sequence.run_start, step - 1)])
             computed = sequence.base + self.decoding.tick if sequence.state == DECODE else sequence.computed
             self.totals.wasted_tokens += max(computed, sequence.high_water)
             self._take_out(sequence, step)
@@ -364,7 +364,7 @@ class Scheduler:
     def _stall(self, sequence: Sequence, step: int, ticking: bool) -> None:
         """Leave a decoding sequence out of `step`, in which others decode (`ticking`) or none does."""
         if sequence.run_start < step:
-            self.records.pieces.setdefault(sequence.index, []).append((sequence.run_start, step - 1))
+            self.records.slices.setdefault(sequence.index, []).append((sequence.run_start, step - 1))
         sequence.run_start = step + 1
         if ticking:
             self.pool.update_chains(sequence, self.decoding.tick)
@@ -399,7 +399,7 @@ class Scheduler:
         if sequence.state == DECODE:
             self.decoding.remove(sequence)
             if sequence.run_start < step:
-                self.records.pieces.setdefault(sequence.index, []).append((sequence.run_start, step - 1))
+                self.records.slices.setdefault(sequence.index, []).append((sequence.run_start, step - 1))
             self.stalled.discard(sequence)
             self.in_sync.discard(sequence)
             sequence.high_water = max(sequence.high_water, sequence.computed)
@@ -629,12 +629,12 @@ class Scheduler:
 
     def _join_runs(self, sequence: Sequence, step: Step) -> None:
         """Undo the break in a sequence's tokens if it lost no step: it came back after one that took no time."""
-        pieces = self.records.pieces[sequence.index]
-        if pieces[-1][1] == step.number - 1:
-            sequence.run_start, _ = pieces.pop()
+        slices = self.records.slices[sequence.index]
+        if slices[-1][1] == step.number - 1:
+            sequence.run_start, _ = slices.pop()
             step.unbroken += 1
-            if not pieces:
-                del self.records.pieces[sequence.index]
+            if not slices:
+                del self.records.slices[sequence.index]
 
     def finish(self, finished: list[Sequence], step: int, late: Iterable[Sequence] = ()) -> list[Sequence]:
         """Note that sequences had their last token in `step`; return those that are released at once.
@@ -644,12 +644,12 @@ class Scheduler:
         """
         if self._unordered and len(finished) > 1:
             finished.sort(key=attrgetter("order"))
-        last, pieces = self.records.last, self.records.pieces
+        last, slices = self.records.last, self.records.slices
         for sequence in finished:
             sequence.state = ENDED
             last[sequence.index] = step
-            if pieces and sequence.index in pieces:
-                pieces[sequence.index].append((sequence.run_start, step))
+            if slices and sequence.index in slices:
+                slices[sequence.index].append((sequence.run_start, step))
         if late:
             self._settle(late)
             finished[:] = [sequence for sequence in finished if sequence not in late]

@@ -80,7 +80,7 @@ class Link:
 
 
 FIRST_TOKEN = -2
-"""Stands for the time of a first token in `Records.pieces` until the run is closed: it is not the end of a step."""
+"""Stands for the time of a first token in `Records.slices` until the run is closed: it is not the end of a step."""
 
 
 class Disaggregation(Fleet):
@@ -166,10 +166,10 @@ class Disaggregation(Fleet):
         prompts.outcome[index] = Outcome.UNFINISHED
         prompts.first[index] = prompts.last[index] = -1
         prompts.preempted.pop(index, None)
-        prompts.pieces.pop(index, None)
+        prompts.slices.pop(index, None)
         for column in (self.prefill_end_s, self.link_start_s, self.transfer_end_s, prompts.admitted_s):
             column[index] = math.nan
-        replica.engine.arrivals.abandoned += [piece for piece in records.pieces.pop(index, []) if piece[0] >= 0]
+        replica.engine.arrivals.abandoned += [each for each in records.slices.pop(index, []) if each[0] >= 0]
         records.first[index] = records.last[index] = -1
         records.output_tokens[index] = 0
 
@@ -250,7 +250,7 @@ class Disaggregation(Fleet):
         arriving = self._arriving(sequence, target)
         arriving.promised = promised
         target.engine.receive(arriving)
-        self._client_records.pieces[index] = [(FIRST_TOKEN, FIRST_TOKEN)]
+        self._client_records.slices[index] = [(FIRST_TOKEN, FIRST_TOKEN)]
         self._client_records.first[index] = self._client_records.last[index] = FIRST_TOKEN
         self.decode_homes[index] = target.number
         target.send(at, index)
@@ -322,18 +322,18 @@ class Disaggregation(Fleet):
     @staticmethod
     def _place_first_token(records: Records, index: int, start_s: float, times: array[float]) -> None:
         """Give the first token, handed out at the start of the step that admits the request, a time of its own."""
-        pieces = records.pieces.pop(index, [(FIRST_TOKEN, FIRST_TOKEN)])
+        slices = records.slices.pop(index, [(FIRST_TOKEN, FIRST_TOKEN)])
         if start_s != start_s:  # not admitted yet
             records.first[index] = records.last[index] = -1
             records.output_tokens[index] = 0
             return
         at = len(times)
         times.append(start_s)
-        pieces[0] = (at, at)
+        slices[0] = (at, at)
         records.first[index] = at
-        records.last[index] = pieces[-1][1] if len(pieces) > 1 else at
-        if len(pieces) > 1:
-            records.pieces[index] = pieces
+        records.last[index] = slices[-1][1] if len(slices) > 1 else at
+        if len(slices) > 1:
+            records.slices[index] = slices
 
     @staticmethod
     def _take_over(prompts: Records, records: Records) -> None:

@@ -87,9 +87,9 @@ def merge_logs(replicas: Sequence[Replica], homes: array[int], records: Records)
         moved = (step + offsets[home] if step >= 0 else step for step, home in zip(column, homes, strict=True))
         setattr(records, name, array("q", moved))
         del column
-    for index, pieces in records.pieces.items():
+    for index, slices in records.slices.items():
         offset = offsets[homes[index]]
-        records.pieces[index] = [(a + offset, b + offset) if a >= 0 else (a, b) for a, b in pieces]
+        records.slices[index] = [(a + offset, b + offset) if a >= 0 else (a, b) for a, b in slices]
     return log
 
 

@@ -234,7 +234,7 @@ def _gaps_of_steps(run: Run) -> Gaps:
     for end_s, duration_s, decodes, prefill_tokens in rows:
         if decodes:
             (gaps.prefill if prefill_tokens else gaps.plain).append((end_s, duration_s))
-    for index, slices in run.records.pieces.items():
+    for index, slices in run.records.slices.items():
         for (_, stop), (start, _) in pairwise(slices):
             crossed = stop >= len(steps) and index not in run.records.preempted  # a first token behind a link
             (gaps.plain if crossed else gaps.preempted).append((run.times[start], run.times[start] - run.times[stop]))

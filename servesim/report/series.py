@@ -146,7 +146,7 @@ def token_weights(run: Run) -> Iterator[int]:
     changes = array("i", bytes(4 * (len(run.times) + 1)))
     for index, (first, last) in enumerate(zip(records.first, records.last, strict=True)):
         if first >= 0:
-            for start, stop in records.pieces.get(index) or ((first, last),):
+            for start, stop in records.slices.get(index) or ((first, last),):
                 changes[start] += 1
                 changes[stop + 1] -= 1
     changes.pop()

@@ -207,7 +207,7 @@ def chosen_lanes(run: Run, most: int) -> list[int]:
 def spans_of(run: Run, index: int) -> Iterator[tuple[str, float, float]]:
     """Yield (phase, start, end) in seconds of a request, without visiting its tokens: their slices' ends suffice."""
     first, last = run.records.first[index], run.records.last[index]
-    slices = run.records.pieces.get(index) or ([(first, last)] if first >= 0 else [])
+    slices = run.records.slices.get(index) or ([(first, last)] if first >= 0 else [])
     edges = [run.times[at] for piece in slices for at in dict.fromkeys(piece)]
     told = list(spans(run, index, edges))
     sent_s, end_s = run.records.sent_s[index], over_s(run, index)

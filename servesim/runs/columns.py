@@ -71,7 +71,7 @@ REPLICA = _of_fleet("count", "i", 0, "replica")
 REPLICAS_APART = _of_fleet("count", "i", 0, "prefill_replica", "decode_replica")
 STAGES = _of_fleet("seconds", "d", float("nan"), "prefill_end_s", "link_start_s", "transfer_end_s", "decode_start_s")
 TOKENS = (
-    Column(name="pieces", key="steps", kind="slices"),
+    Column(name="slices", key="steps", kind="slices"),
     Column(name="", key="times_s", kind="times"),
     Column(name="visible", key="visible", kind="known count", about="the first event with visible content"),
 )

@@ -305,7 +305,7 @@ class Rows:
                 raise line.wrong("steps", "a list of one pair or more")
             first, last = slices[0][0], slices[-1][1]
             if len(slices) > 1:
-                records.pieces[row] = slices
+                records.slices[row] = slices
         elif "times_s" in line.fields:
             times = line.times("times_s")
             if times:

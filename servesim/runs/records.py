@@ -43,7 +43,7 @@ class Records:
     """One row a request, as columns; row `i` is request `i` of the run's `Requests`. Unknown times are NaN.
 
     `first` and `last` are indices into the run's `times` of the first and last token (or token event), -1 where there
-    is none. `pieces[i]` lists the inclusive index slices of a request whose token times are not one slice.
+    is none. `slices[i]` lists the inclusive index slices of a request whose token times are not one slice.
     """
 
     size: InitVar[int]
@@ -73,7 +73,7 @@ class Records:
     preempted: dict[int, list[tuple[float, float]]] = _filled("pauses", dict)
 
     # What follows is of the run's `times`, and in a line with the token times of its request.
-    pieces: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    slices: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     visible: array[int] | None = None  # measured: index of the first event with visible content, or -1
     # Slices of `times` that are in no record: attempts whose client came back, and a token that came too late for
     # a client that had left (with the token before it).
@@ -212,5 +212,5 @@ class Run:
         first = self.records.first[index]
         if first < 0:
             return []
-        slices = self.records.pieces.get(index) or [(first, self.records.last[index])]
+        slices = self.records.slices.get(index) or [(first, self.records.last[index])]
         return [t for start, stop in slices for t in self.times[start : stop + 1]]

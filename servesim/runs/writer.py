@@ -205,7 +205,7 @@ def request_row(run: Run, index: int, *, token_times: bool = False) -> dict[str,
     row.update((name, known(values[index])) for name, values in run.stages.items())
     first, last = records.first[index], records.last[index]
     if run.steps is not None and first >= 0:
-        slices = records.pieces.get(index, [(first, last)])
+        slices = records.slices.get(index, [(first, last)])
         # A first token that was handed over is in no step: it came at `decode_start_s`.
         row["steps"] = [list(slice_) for slice_ in slices if slice_[0] < len(run.steps)]
     if run.steps is None or token_times:

@@ -130,7 +130,7 @@ def pooled_gaps(run: Run, done: Completed) -> Weighted:
             changes[first] += 1
             changes[last] -= 1
     jumps = array("d")
-    for index, slices in records.pieces.items():
+    for index, slices in records.slices.items():
         if records.outcome[index] == Outcome.COMPLETED:
             for (_, stop), (start, _) in pairwise(slices):
                 changes[stop] -= 1
@@ -154,7 +154,7 @@ def token_events(run: Run, done: Completed) -> int:
         return sum(done.column(records.output_tokens))
     events = sum(done.column(records.last)) - sum(done.column(records.first)) + done.count
     events -= sum(1 for index in done.column(records.first) if index < 0)
-    for index, slices in records.pieces.items():
+    for index, slices in records.slices.items():
         if records.outcome[index] == Outcome.COMPLETED:
             events -= sum(start - stop - 1 for (_, stop), (start, _) in pairwise(slices))
     return events
@@ -171,7 +171,7 @@ def late_gaps(run: Run, done: Completed, limit_s: float) -> Iterator[tuple[int, 
             yield 0, 0
             continue
         late, count = late_until[last] - late_until[first], last - first
-        for (_, stop), (start, _) in pairwise(records.pieces.get(index, ())):
+        for (_, stop), (start, _) in pairwise(records.slices.get(index, ())):
             late += (times[start] - times[stop] > limit_s) - (late_until[start] - late_until[stop])
             count -= start - stop - 1
         yield late, count
