@@ -11,11 +11,10 @@ from servesim.catalog.models import MODELS
 from servesim.catalog.servers import SERVERS
 from servesim.client.flavour import API_FLAVOURS
 from servesim.config.fleet import LINK_SCOPES, TRANSFER_OVERLAPS
-from servesim.cost.detailed import EVIDENCE, DetailedParameters
+from servesim.cost.detailed import PARAMETERS, DetailedParameters
 from servesim.diagnose.rules import RULES
 from servesim.fleet.autoscale import FIGURES
 from servesim.fleet.router import ROUTERS
-from servesim.report.calibration import ABOUT
 from servesim.report.renderers import RENDERERS
 from servesim.units import format_bytes, format_si
 from servesim.workload.arrivals import ARRIVALS
@@ -101,7 +100,7 @@ def tables() -> dict[str, str]:
         "parameters": table(
             "| parameter | default | what it is | where that comes from |",
             [
-                (f"`{name}`", f"{value:g}", ABOUT[name], EVIDENCE[name])
+                (f"`{name}`", f"{value:g}", PARAMETERS[name].about, PARAMETERS[name].evidence)
                 for name, value in DetailedParameters().as_dict().items()
             ],
         ),

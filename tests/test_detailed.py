@@ -9,7 +9,7 @@ from dataclasses import replace
 from servesim.catalog.hardware import HARDWARE
 from servesim.catalog.model import Model
 from servesim.catalog.models import MODELS
-from servesim.cost.detailed import BOUNDS, TERMS, Detailed, DetailedParameters, Split
+from servesim.cost.detailed import PARAMETERS, TERMS, Detailed, DetailedParameters, Split
 from servesim.cost.model import COST_MODELS, CostModel
 from servesim.errors import InputError
 from servesim.fleet.simulate import simulate
@@ -198,12 +198,12 @@ class Parameters(unittest.TestCase):
     def test_unknown_names_and_values_out_of_bounds_are_refused(self) -> None:
         with self.assertRaisesRegex(InputError, "did you mean 'mixed_kv'"):
             DetailedParameters.from_mapping({"mixed_kw": 1.0})
-        for name, (low, high) in BOUNDS.items():
-            for value in (low - 1, high * 2 + 1, float("nan"), True, "1"):
+        for name, known in PARAMETERS.items():
+            for value in (known.low - 1, known.high * 2 + 1, float("nan"), True, "1"):
                 self.assertRaises(InputError, DetailedParameters, **{name: value})
 
     def test_every_parameter_has_bounds_and_a_default_within(self) -> None:
-        self.assertEqual(list(DetailedParameters().as_dict()), list(BOUNDS))
+        self.assertEqual(list(DetailedParameters().as_dict()), list(PARAMETERS))
 
     def test_sizes_below_one_are_refused(self) -> None:
         self.assertRaises(InputError, Detailed, LLAMA, H100, 0)

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from servesim.calibrate.measurement import Measurement
 from servesim.calibrate.solver import Parameter, Solution
 from servesim.catalog.hardware import Hardware
-from servesim.cost.detailed import BOUNDS, DetailedParameters
+from servesim.cost.detailed import PARAMETERS, DetailedParameters
 from servesim.units import suggest
 
 _ROUNDS = 20  # of the fixed point: prefills stall decodes, and what is left of these tells what a prefill costs
@@ -261,12 +261,12 @@ def _detailed_parameters(
     """Return the named parameters, free; or without names every one that makes sense, held by its `GUESS`."""
     start = DetailedParameters.of(base).as_dict()
     for name in names:
-        if name not in BOUNDS:
-            raise suggest("parameter of the detailed cost model", name, BOUNDS)
+        if name not in PARAMETERS:
+            raise suggest("parameter of the detailed cost model", name, PARAMETERS)
     wanted = list(names) or [name for name in GUESS if _makes_sense(name, base, measurements)]
     parameters = []
     for name in wanted:
-        low, high = BOUNDS[name]
+        low, high = PARAMETERS[name].low, PARAMETERS[name].high
         if not names:
             high = max(1.0, start[name]) if name in PHYSICAL and base.has_peaks else high
             parameters.append(held(name, start[name], low, high))

@@ -13,28 +13,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from servesim.cost.detailed import PARAMETERS
 from servesim.units import format_number
-
-ABOUT: dict[str, str] = {
-    "mfu": "share of peak FLOP/s",
-    "mbu": "share of peak bandwidth, weights",
-    "overhead_ms": "host time of a step",
-    "kv_mbu": "share of peak bandwidth, KV reads",
-    "attention_mfu": "share of peak FLOP/s, prompt attention",
-    "expert_mfu": "share of peak FLOP/s, routed experts",
-    "mixed_kv": "KV reads beside a prompt, times",
-    "decode_work": "compute of a decoding token over a prompt's",
-    "softness": "p of the soft maximum",
-    "traffic_vectors": "vectors moved per token and layer",
-    "layer_us": "small kernels of a layer",
-    "eager_layer_us": "the same beside a prompt",
-    "sequence_us": "host time of a scheduled request",
-    "request_ms": "host time of a request's first step",
-    "ingest_ms": "from send to queue",
-    "allreduce_us": "latency of an all-reduce",
-    "bus_share": "share of the link's bandwidth",
-    "graph_limit": "largest CUDA graph",
-}
 
 
 def calibration_text(fit: Mapping[str, Any]) -> str:
@@ -69,7 +49,7 @@ def _parameter(row: Mapping[str, Any]) -> str:
         error = f"{row['relative_error']:.1%}" if row["relative_error"] < 10 else "?"
     else:
         error = "?" if row["absolute_error"] is None else f"{row['absolute_error']:.3g}"
-    about = ABOUT.get(row["name"], "")
+    about = PARAMETERS[row["name"]].about if row["name"] in PARAMETERS else ""
     if row["told"] is not None and row["told"] < 0.5:
         about += " (its default: the runs say little)"
     return f"{row['name']:<16}{row['value']:>11.4g}{error:>10}{row['sensitivity']:>10.1%}   {about}".rstrip()
