@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
-from typing import Protocol
+from typing import Annotated, Protocol
 
 PERCENTILES: dict[str, float] = {"p50": 50, "p90": 90, "p95": 95, "p99": 99, "p999": 99.9}
 
@@ -161,7 +161,7 @@ def _float(order: int) -> float:
 class Distribution:
     """What is told of many values; percentiles are nearest rank, `p999` is the 99.9th."""
 
-    count: int
+    count: Annotated[int, "values; percentiles are nearest rank, always a value that occurred"]
     mean: float
     min: float
     p50: float

@@ -86,7 +86,7 @@ class Invariants(unittest.TestCase):
             and not records.attempts
             and not any(reason == "timeout" for reason in records.reason.values())
         ):
-            self.assertEqual(run.link["moved_bytes"], least)
+            self.assertEqual(run.link.moved_bytes, least)
         for replica in fleet.replicas:  # the source's blocks are free once the link has brought away what they hold
             if case.until_s == math.inf:
                 self.assertEqual((len(replica.engine.scheduler.in_transfer), replica.engine.pool.used), (0, 0))

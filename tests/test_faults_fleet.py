@@ -75,18 +75,18 @@ class Apart(unittest.TestCase):
             for overlap in ("none", "chunk", "layer"):
                 run = run_apart(rows, kv=kv, overlap=overlap)
                 assert run.link is not None
-                self.assertEqual(run.link["moved_bytes"], 153 * kv)
+                self.assertEqual(run.link.moved_bytes, 153 * kv)
 
     def test_what_the_decode_engine_has_already_does_not_cross(self) -> None:
         shared = ((0, 64),)
         rows = [Row(0, 100, 2, shared), Row(50, 100, 2, shared)]
         run = run_apart(rows, decode={"prefix_caching": True})
         assert run.link is not None
-        self.assertEqual(run.link["moved_bytes"], 1000 + 360)
+        self.assertEqual(run.link.moved_bytes, 1000 + 360)
         self.assertEqual(stages_of(run, 1)[2], 51.0 + 0.36)
         cold = run_apart(rows)
         assert cold.link is not None
-        self.assertEqual(cold.link["moved_bytes"], 2000)
+        self.assertEqual(cold.link.moved_bytes, 2000)
 
     def test_a_tiny_decode_cache_ends_or_names_the_request(self) -> None:
         rows = [Row(0, 40 + i, 40) for i in range(12)]

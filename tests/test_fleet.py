@@ -84,15 +84,15 @@ class ManyReplicas(unittest.TestCase):
         case = Case(seed=0, config=EngineConfig(num_blocks=40), rows=rows_of(80, 3, 2.0), unit_steps=False)
         run = fleet_run(case, [kind_of(case, 4)], "least-loaded")
         assert run.engine is not None
-        self.assertEqual(sum(replica["requests"] for replica in run.replicas), 80)
-        self.assertEqual(sum(replica["steps"] for replica in run.replicas), run.engine.steps)
-        self.assertEqual(sum(replica["preemptions"] for replica in run.replicas), run.engine.preemptions)
+        self.assertEqual(sum(replica.requests for replica in run.replicas), 80)
+        self.assertEqual(sum(replica.steps for replica in run.replicas), run.engine.steps)
+        self.assertEqual(sum(replica.preemptions for replica in run.replicas), run.engine.preemptions)
         self.assertEqual(
-            [replica["requests"] for replica in run.replicas], [list(run.homes["replica"]).count(n) for n in range(4)]
+            [replica.requests for replica in run.replicas], [list(run.homes["replica"]).count(n) for n in range(4)]
         )
         spread = summarize(run).imbalance
         assert spread is not None
-        self.assertEqual(spread["both"]["requests"], max(r["requests"] for r in run.replicas) * 4 / 80)
+        self.assertEqual(spread["both"].requests, max(r.requests for r in run.replicas) * 4 / 80)
 
     def test_kinds_keep_their_own_limits(self) -> None:
         rows = tuple(Row(float(i), 10, 30) for i in range(8))
@@ -101,7 +101,7 @@ class ManyReplicas(unittest.TestCase):
         run = fleet_run(case, kinds, "round-robin")
         self.assertEqual(list(run.records.output_tokens), [30, 10] * 4)
         self.assertEqual(run.records.capped, {1, 3, 5, 7})
-        self.assertEqual([replica["name"] for replica in run.replicas], ["long", "short"])
+        self.assertEqual([replica.name for replica in run.replicas], ["long", "short"])
 
     def test_a_horizon_leaves_the_rest_unfinished(self) -> None:
         case = Case(seed=0, config=EngineConfig(num_blocks=40), rows=rows_of(60, 5, 1.0), until_s=30.0)

@@ -52,19 +52,19 @@ class Accounting(unittest.TestCase):
         if figures is None:
             self.assertEqual(summary.attempts, counts.offered)
             return
-        attempts = figures["attempts"]
+        attempts = figures.attempts
         self.assertLessEqual(len(attempts), retries + 1)
-        self.assertEqual(attempts[0]["sent"], counts.offered)
-        self.assertEqual(sum(row["sent"] for row in attempts), summary.attempts)
+        self.assertEqual(attempts[0].sent, counts.offered)
+        self.assertEqual(sum(row.sent for row in attempts), summary.attempts)
         for name, total in (
             ("completed", counts.completed),
             ("gave_up", counts.failed + counts.rejected),
             ("unfinished", counts.unfinished),
         ):
-            self.assertEqual(sum(row[name] for row in attempts), total)
+            self.assertEqual(sum(getattr(row, name) for row in attempts), total)
         for before, after in zip(attempts, attempts[1:], strict=False):
-            came_back = before["sent"] - before["completed"] - before["gave_up"] - before["unfinished"]
-            self.assertEqual(after["sent"], came_back)
+            came_back = before.sent - before.completed - before.gave_up - before.unfinished
+            self.assertEqual(after.sent, came_back)
 
     def test_wasted_tokens_are_those_that_no_completed_request_accounts_for(self) -> None:
         run = storm(retries=2)
@@ -137,7 +137,7 @@ class Metastable(unittest.TestCase):
         served, summary = self.after(retries=3)
         self.assertLess(served, 0.1)
         assert summary.overload is not None
-        self.assertGreater(summary.overload["wasted_fraction"], 0.8)
+        self.assertGreater(summary.overload.wasted_fraction, 0.8)
 
     def test_without_retries_it_recovers(self) -> None:
         self.assertGreater(self.after(retries=0)[0], 0.99)
@@ -149,7 +149,7 @@ class Metastable(unittest.TestCase):
                 served, summary = self.after(retries=3, **options)
                 self.assertGreater(served, 0.99)
                 assert summary.overload is not None
-                self.assertLess(summary.overload["wasted_fraction"], 0.15)
+                self.assertLess(summary.overload.wasted_fraction, 0.15)
 
     def test_the_report_tells_attempts_and_waste(self) -> None:
         said = servesim(

@@ -46,7 +46,7 @@ class ClosedForm(unittest.TestCase):
                 figures = summarize(run).speculation
                 assert figures is not None
                 # A draft at an answer's end is cut: 800 tokens keep that below a step in two hundred.
-                self.assertAlmostEqual(figures["accepted_length"] / expected(acceptance, 3), 1.0, delta=0.02)
+                self.assertAlmostEqual(figures.accepted_length / expected(acceptance, 3), 1.0, delta=0.02)
 
     def test_tokens_per_event_are_the_accepted_length_but_for_the_first_token(self) -> None:
         run = simulate(

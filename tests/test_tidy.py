@@ -7,8 +7,10 @@ import subprocess
 import sys
 import unittest
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
+from servesim.report.schemas.registry import SCHEMAS, schema
 from tests.command import ROOT
 from tests.extent import once
 
@@ -66,12 +68,22 @@ def written(node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> list[ast.AST]:
     ]
 
 
-def unused(modules: Mapping[str, str]) -> list[str]:
+def keys(told: Any) -> Iterator[str]:
+    """Yield every key of which a JSON Schema tells."""
+    if isinstance(told, dict):
+        yield from told.get("properties", ())
+        told = list(told.values())
+    for each in told if isinstance(told, list) else ():
+        yield from keys(each)
+
+
+def unused(modules: Mapping[str, str], documented: Collection[str] = ()) -> list[str]:
     """Return `module.name` of what is defined in `modules`, dotted name to source, and used by none of them.
 
     A name at the top of a module or in a function is used where its module reads it or another imports it from there,
-    an attribute where one of that name is read anywhere, a field of a class also where a text is its name: a key. What
-    a definition reads inside itself is no use of it, nor are comments, docstrings and tests.
+    an attribute where one of that name is read anywhere, a field of a class also where a text is its name: a key, or
+    where it is one of those `documented`, which the reader of a document reads. What a definition reads inside itself
+    is no use of it, nor are comments, docstrings and tests.
     """
     trees = {module: ast.parse(text) for module, text in modules.items()}
     within = {module: Counter(reads(tree)) for module, tree in trees.items()}
@@ -92,6 +104,7 @@ def unused(modules: Mapping[str, str]) -> list[str]:
                 used |= within[module]["name", name] > own["name", name] or (module, name) in imported
             elif kind == "field":
                 used |= within[module]["name", name] > own["name", name] or anywhere["text", name] > 0
+                used |= name in documented
             if not used and not name.startswith("__"):
                 found.add(f"{module}.{name}")
     return sorted(found)
@@ -130,7 +143,8 @@ def read_function():
 @once
 class Tidy(unittest.TestCase):
     def test_every_name_is_used_by_the_package_itself(self) -> None:
-        found = {name.rpartition(".")[2]: name for name in unused(MODULES)}
+        documented = {key for name in SCHEMAS for key in keys(schema(name))}
+        found = {name.rpartition(".")[2]: name for name in unused(MODULES, documented)}
         self.assertEqual([name for last, name in found.items() if last not in USED_ELSEWHERE], [])
         self.assertEqual(USED_ELSEWHERE.keys() - found.keys(), set(), "these are no exceptions any more")
 

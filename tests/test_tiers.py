@@ -84,13 +84,13 @@ class Laws(unittest.TestCase):
         host, disk = run.offload
         totals = run.engine
         assert totals is not None
-        self.assertEqual(host["fallen_blocks"], totals.evictions)
-        self.assertEqual(disk["fallen_blocks"], host["dropped_blocks"])
+        self.assertEqual(host.fallen_blocks, totals.evictions)
+        self.assertEqual(disk.fallen_blocks, host.dropped_blocks)
         for tier in (host, disk):
-            self.assertLessEqual(tier["peak_blocks"], tier["blocks"])
-            left = tier["fallen_blocks"] - tier["fetched_blocks"] - tier["dropped_blocks"]
-            self.assertTrue(0 <= left <= tier["blocks"], tier)
-        self.assertEqual(16 * (host["fetched_blocks"] + disk["fetched_blocks"]), totals.fetched_tokens)
+            self.assertLessEqual(tier.peak_blocks, tier.blocks)
+            left = tier.fallen_blocks - tier.fetched_blocks - tier.dropped_blocks
+            self.assertTrue(0 <= left <= tier.blocks, tier)
+        self.assertEqual(16 * (host.fetched_blocks + disk.fetched_blocks), totals.fetched_tokens)
 
     def test_a_tier_of_nothing_changes_nothing(self) -> None:
         server = build_server(ServerSpec(kv_tokens=8_000, prefix_caching=True))

@@ -102,11 +102,11 @@ def busiest_part(run: Run) -> dict[str, Any]:
     """Return which part of prefill and decode apart was busiest: a pool of engines, or the link between them."""
     busy: dict[str, float] = {}
     for role in ("prefill", "decode"):
-        shares = [replica["busy"] for replica in run.replicas if replica["role"] == role]
+        shares = [replica.busy or 0.0 for replica in run.replicas if replica.role == role]
         busy[f"{role} engines"] = sum(shares) / len(shares) if shares else 0.0
     span_s = max(run.times, default=0.0)
     if run.link is not None and span_s:
-        busy["link"] = run.link["busy_s"] / span_s
+        busy["link"] = run.link.busy_s / span_s
     part = max(busy, key=lambda name: busy[name])
     return {"budget": part, "told": ", ".join(f"{name} busy {share:.0%}" for name, share in busy.items())}
 

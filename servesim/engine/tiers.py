@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence as Listing
-from typing import Any
 
 from servesim.config.engine import TierConfig
 from servesim.engine.chain import Chain, Holder, OffloadedRun, OffloadedTail
+from servesim.runs.records import TierTotals
 
 
 class Tier:
@@ -143,19 +143,19 @@ class Tiers:
                     run.chain = None
             chain.offloaded = None
 
-    def describe(self) -> list[dict[str, Any]]:
+    def describe(self) -> list[TierTotals]:
         """Return what each tier did, for the report."""
         return [
-            {
-                "tier": tier.config.name,
-                "block_bytes": tier.config.block_bytes,
-                "moved_bytes": (tier.stored + tier.fetched) * tier.config.block_bytes,
-                "blocks": tier.config.blocks,
-                "peak_blocks": tier.peak,
-                "fallen_blocks": tier.stored,
-                "fetched_blocks": tier.fetched,
-                "dropped_blocks": tier.dropped,
-                "fetch_s": tier.fetched * tier.config.block_s,
-            }
+            TierTotals(
+                tier=tier.config.name,
+                block_bytes=tier.config.block_bytes,
+                moved_bytes=(tier.stored + tier.fetched) * tier.config.block_bytes,
+                blocks=tier.config.blocks,
+                peak_blocks=tier.peak,
+                fallen_blocks=tier.stored,
+                fetched_blocks=tier.fetched,
+                dropped_blocks=tier.dropped,
+                fetch_s=tier.fetched * tier.config.block_s,
+            )
             for tier in self.tiers
         ]

@@ -22,7 +22,7 @@ from servesim.errors import InputError
 from servesim.fleet.fleet import Fleet, Kind
 from servesim.fleet.replica import Replica
 from servesim.fleet.router import ROUTERS
-from servesim.runs.records import Run
+from servesim.runs.records import ReplicaLife, Run, ScalingTotals
 from servesim.stats import nearest_rank
 from servesim.units import suggest
 from servesim.workload.workload import Workload
@@ -217,24 +217,24 @@ class ScaledFleet(Fleet):
         for life in self.lives:
             seconds[life.replica] += life.paid_s(end_s)
         run = super().run(config)
-        run.scaling = {
-            "replica_seconds": paid_s,
-            "seconds": seconds,
-            "minimum": self.scaling.minimum,
-            "maximum": self.scaling.maximum,
-            "end_s": end_s,
-            "peak": most_at_once(self.lives, end_s),
-            "lives": [
-                {
-                    "replica": life.replica,
-                    "launched_s": life.launched_s,
-                    "ready_s": life.ready_s,
-                    "drained_s": life.drained_s,
-                    "ended_s": life.ended_s,
-                }
+        run.scaling = ScalingTotals(
+            replica_seconds=paid_s,
+            seconds=seconds,
+            minimum=self.scaling.minimum,
+            maximum=self.scaling.maximum,
+            end_s=end_s,
+            peak=most_at_once(self.lives, end_s),
+            lives=[
+                ReplicaLife(
+                    replica=life.replica,
+                    launched_s=life.launched_s,
+                    ready_s=life.ready_s,
+                    drained_s=life.drained_s,
+                    ended_s=life.ended_s,
+                )
                 for life in self.lives
             ],
-        }
+        )
         return run
 
 

@@ -67,15 +67,15 @@ class Deployment:
         totals = run.engine
         assert totals is not None  # it was simulated
         if not run.replicas:
-            paid_s = totals.elapsed_s if run.scaling is None else run.scaling["replica_seconds"]
+            paid_s = totals.elapsed_s if run.scaling is None else run.scaling.replica_seconds
             return [Worked(server=self.kinds[0].server, paid_s=paid_s, busy_s=totals.busy_s, steps=totals.steps)]
         servers = [built.server for built in self.kinds for _ in range(built.count)]
         return [
             Worked(
-                server=servers[replica["replica"]],
-                paid_s=totals.elapsed_s if run.scaling is None else run.scaling["seconds"][replica["replica"]],
-                busy_s=replica["busy"] * totals.elapsed_s,
-                steps=replica["steps"],
+                server=servers[replica.replica],
+                paid_s=totals.elapsed_s if run.scaling is None else run.scaling.seconds[replica.replica],
+                busy_s=(replica.busy or 0.0) * totals.elapsed_s,
+                steps=replica.steps,
             )
             for replica in run.replicas
         ]

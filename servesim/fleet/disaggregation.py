@@ -30,7 +30,7 @@ from servesim.fleet.fleet import Fleet, Kind
 from servesim.fleet.merge import add_tiers, add_totals, append_log, facts_of, figures_of, merge_logs, targets_of
 from servesim.fleet.replica import Replica
 from servesim.fleet.router import ROUTERS
-from servesim.runs.records import Outcome, Records, Run
+from servesim.runs.records import LinkTotals, Outcome, Records, Run
 from servesim.units import suggest
 from servesim.workload.workload import Workload
 
@@ -306,15 +306,15 @@ class Disaggregation(Fleet):
             violations=violations,
         )
 
-    def _link_figures(self, elapsed_s: float) -> dict[str, Any]:
+    def _link_figures(self, elapsed_s: float) -> LinkTotals:
         """Return what crossed the link; `busy` is the share of the run for which one of its pairs carried something."""
         pairs = 1 if self.link.scope == "shared" else len(self.replicas) * len(self.decoders)
-        return {
-            "moved_bytes": self.link.moved_bytes,
-            "transfers": self.link.transfers,
-            "busy_s": self.link.busy_s,
-            "busy": self.link.busy_s / (pairs * elapsed_s) if elapsed_s else 0.0,
-        }
+        return LinkTotals(
+            moved_bytes=self.link.moved_bytes,
+            transfers=self.link.transfers,
+            busy_s=self.link.busy_s,
+            busy=self.link.busy_s / (pairs * elapsed_s) if elapsed_s else 0.0,
+        )
 
     def _gone_on(self) -> set[int]:
         return {index for index, end_s in enumerate(self.prefill_end_s) if end_s == end_s}

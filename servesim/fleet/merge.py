@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
+from functools import reduce
+from itertools import zip_longest
 from typing import Any
 
 from servesim.engine.finalise import close_records
 from servesim.engine.laws import Facts, broken_laws
 from servesim.fleet.replica import Replica
-from servesim.runs.records import EngineTotals, Records, Run, StepLog
+from servesim.runs.records import EngineTotals, Records, ReplicaTotals, Run, StepLog, TierTotals
 from servesim.runs.step_log import CompressedLog
 from servesim.workload.workload import Workload
 
@@ -124,37 +126,39 @@ def add_totals(replicas: Sequence[Replica]) -> EngineTotals:
     return total
 
 
-def add_tiers(replicas: Sequence[Replica]) -> list[dict[str, Any]]:
+def add_tiers(replicas: Sequence[Replica]) -> list[TierTotals]:
     """Return the sums of what the replicas' KV tiers did, level by level; an endless tier stays endless."""
-    added: list[dict[str, Any]] = []
-    for replica in replicas:
-        tiers = replica.engine.pool.tiers
-        for level, tier in enumerate([] if tiers is None else tiers.describe()):
-            if level == len(added):
-                added.append(tier)
-                continue
-            for name, value in tier.items():
-                if name not in ("tier", "block_bytes"):
-                    before = added[level][name]
-                    added[level][name] = None if before is None or value is None else before + value
-    return added
+    described = [replica.engine.pool.tiers.describe() for replica in replicas if replica.engine.pool.tiers is not None]
+    return [reduce(_add_tier, level) for level in zip_longest(*described)]
 
 
-def figures_of(replica: Replica, elapsed_s: float, role: str = "both") -> dict[str, Any]:
+def _add_tier(one: TierTotals | None, other: TierTotals | None) -> TierTotals | None:
+    """Return the sum of two tiers of one level, of which a replica may have none."""
+    if one is None or other is None:
+        return one or other
+    added: dict[str, Any] = {}
+    for each in fields(TierTotals):
+        pair = (getattr(one, each.name), getattr(other, each.name))
+        if each.name not in ("tier", "block_bytes"):
+            added[each.name] = None if None in pair else sum(pair)
+    return replace(one, **added)
+
+
+def figures_of(replica: Replica, elapsed_s: float, role: str = "both") -> ReplicaTotals:
     """Return what one replica did in the `elapsed_s` that the fleet ran; fractions of 1."""
     totals = replica.engine.totals
-    return {
-        "replica": replica.number,
-        "name": replica.name,
-        "role": role,
-        "requests": replica.sent,
-        "steps": totals.steps,
-        "mean_batch": totals.scheduled / totals.steps if totals.steps else None,
-        "busy": totals.busy_s / elapsed_s if elapsed_s else 0.0,
-        "computed_tokens": totals.computed_tokens,
-        "kv_peak": totals.kv_peak_blocks / totals.num_blocks,
-        "kv_mean": totals.kv_block_seconds / (totals.num_blocks * elapsed_s) if elapsed_s else 0.0,
-        "preemptions": totals.preemptions,
-        "evictions": totals.evictions,
-        "prefix_hit_rate": totals.hit_tokens / totals.looked_up_tokens if totals.looked_up_tokens else None,
-    }
+    return ReplicaTotals(
+        replica=replica.number,
+        name=replica.name,
+        role=role,
+        requests=replica.sent,
+        steps=totals.steps,
+        mean_batch=totals.scheduled / totals.steps if totals.steps else None,
+        busy=totals.busy_s / elapsed_s if elapsed_s else 0.0,
+        computed_tokens=totals.computed_tokens,
+        kv_peak=totals.kv_peak_blocks / totals.num_blocks,
+        kv_mean=totals.kv_block_seconds / (totals.num_blocks * elapsed_s) if elapsed_s else 0.0,
+        preemptions=totals.preemptions,
+        evictions=totals.evictions,
+        prefix_hit_rate=totals.hit_tokens / totals.looked_up_tokens if totals.looked_up_tokens else None,
+    )

@@ -93,7 +93,7 @@ def run_deployment(
     run.warnings[:0] = deployment.warnings
     steps = {built.name: 0 for built in deployment.kinds}
     for replica in run.replicas:
-        steps[replica["name"]] += replica["steps"]
+        steps[replica.name] += replica.steps
     for built, cost in zip(deployment.kinds, costs, strict=True):
         judge_floor(run, built.server, cost, steps[built.name])
     return _with_usage(run, deployment)

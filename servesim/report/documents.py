@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from servesim import __version__
-from servesim.runs.writer import finite
+from servesim.runs.as_json import finite
 from servesim.summary.summary import Summary
 
 SUMMARY_COMMANDS = frozenset({"simulate", "loadgen"})

@@ -16,7 +16,7 @@ from servesim.report.loadgen import failures_of
 from servesim.report.svg import PAGE_STYLE, element, escape
 from servesim.report.tables import Table, engine_table, grid_table, key_figures, latency_table, outcome_table
 from servesim.report.text import fleet_lines, slo_text
-from servesim.runs.writer import finite
+from servesim.runs.as_json import finite
 from servesim.summary.summary import Summary
 
 FAILURES = 20  # kinds of failure that are listed, the most frequent

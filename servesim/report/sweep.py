@@ -44,21 +44,27 @@ COLUMNS: dict[str, Cell] = {
 APART: dict[str, Cell] = {
     "TTFT p95": lambda s: _of(s.ttft_ms, "p95"),
     "ITL p99": lambda s: _of(s.itl_ms, "p99"),
-    "link busy": lambda s: percent(None if s.link is None else s.link["busy"]),
+    "link busy": lambda s: percent(s.link.busy if s.link else None),
 }
 
 # Beside them where what may be off is on: a test whether it is, and its columns.
 FEATURES: tuple[tuple[Callable[[Summary], object], dict[str, Cell]], ...] = (
-    (lambda s: s.speculation, {"accepted length": lambda s: _plain((s.speculation or {}).get("accepted_length"), 2)}),
+    (
+        lambda s: s.speculation,
+        {"accepted length": lambda s: _plain(s.speculation.accepted_length if s.speculation else None, 2)},
+    ),
     (
         lambda s: s.offload,
         {
             "TTFT mean": lambda s: _of(s.ttft_ms, "mean"),
-            "device hits": lambda s: percent((s.offload or {}).get("device_hit_rate")),
+            "device hits": lambda s: percent(s.offload.device_hit_rate if s.offload else None),
             "tier hits": lambda s: percent(_tier_hits(s)),
         },
     ),
-    (lambda s: s.overload, {"wasted tokens": lambda s: percent((s.overload or {}).get("wasted_fraction"))}),
+    (
+        lambda s: s.overload,
+        {"wasted tokens": lambda s: percent(s.overload.wasted_fraction if s.overload else None)},
+    ),
     (lambda s: s.usage, {"device hours": lambda s: _plain((s.usage or {}).get("device_hours"), 2)}),
     (lambda s: (s.usage or {}).get("cost"), {"cost": lambda s: _plain((s.usage or {}).get("cost"), 2)}),
     (
@@ -70,7 +76,8 @@ FEATURES: tuple[tuple[Callable[[Summary], object], dict[str, Cell]], ...] = (
 
 
 def _tier_hits(summary: Summary) -> float | None:
-    rates = [tier["hit_rate"] for tier in (summary.offload or {}).get("tiers", ()) if tier["hit_rate"] is not None]
+    tiers = summary.offload.tiers if summary.offload is not None else ()
+    rates = [tier.hit_rate for tier in tiers if tier.hit_rate is not None]
     return sum(rates) if rates else None
 
 

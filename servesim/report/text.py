@@ -13,14 +13,15 @@ What may be off in the block that a person reads: tiers, drafts, retries, scalin
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from servesim.config.offload import DEFAULT_LINK
 from servesim.fleet.autoscale import FIGURES
-from servesim.runs.records import Run
+from servesim.runs.records import ReplicaTotals, Run, ScalingTotals
 from servesim.stats import Distribution
 from servesim.summary.latency import Completed
-from servesim.summary.metrics import ClassFigures
+from servesim.summary.metrics import ClassFigures, Offload, Overload, Speculation
 from servesim.summary.slo import Slo, SloResult
 from servesim.summary.summary import EngineFigures, RequestCounts, Summary
 from servesim.units import bandwidth, format_duration, format_gb, format_ms, format_number, percent, whole
@@ -180,30 +181,30 @@ def stages(summary: Summary) -> dict[str, Distribution | None]:
 def pool_lines(summary: Summary, label: int) -> Iterable[str]:
     """Yield the lines of replicas and link; `label` is the width of the first column."""
     for role, spread in (summary.imbalance or {}).items():
-        pool = [replica for replica in summary.per_replica or () if replica["role"] == role]
+        pool = [replica for replica in summary.per_replica or () if replica.role == role]
         named = "replicas" if role == "both" else role
         uneven = "   ".join(
-            f"{name.replace('computed_', '')} {format_number(value, 2)}x" for name, value in spread.items()
+            f"{name.replace('computed_', '')} {format_number(value, 2)}x" for name, value in asdict(spread).items()
         )
         yield f"{named:<{label}}{len(pool):,}" + (f"   busiest over mean: {uneven}" if len(pool) > 1 else "")
         yield from _table(pool, label) if len(pool) <= MOST_ROWS else _ranges(pool, label)
     if summary.link is not None:
         link = summary.link
         yield (
-            f"{'link':<{label}}{format_gb(link['moved_bytes'])} moved in {link['transfers']:,} transfers   "
-            f"busy {percent(link['busy'])}"
+            f"{'link':<{label}}{format_gb(link.moved_bytes)} moved in {link.transfers:,} transfers   "
+            f"busy {percent(link.busy)}"
         )
 
 
-def _table(pool: Sequence[Mapping[str, Any]], label: int) -> Iterable[str]:
-    kinds = {replica["name"] for replica in pool}
+def _table(pool: Sequence[ReplicaTotals], label: int) -> Iterable[str]:
+    kinds = {replica.name for replica in pool}
     yield f"{'  number':<{label}}" + "".join(f"{name:>12}" for name in _COLUMNS)
     for replica in pool:
-        name = f"   {replica['name']}" if len(kinds) > 1 else ""
-        yield f"{replica['replica']:>8}".ljust(label) + "".join(f"{cell:>12}" for cell in _cells(replica)) + name
+        name = f"   {replica.name}" if len(kinds) > 1 else ""
+        yield f"{replica.replica:>8}".ljust(label) + "".join(f"{cell:>12}" for cell in _cells(replica)) + name
 
 
-def _ranges(pool: Sequence[Mapping[str, Any]], label: int) -> Iterable[str]:
+def _ranges(pool: Sequence[ReplicaTotals], label: int) -> Iterable[str]:
     for name, key, show in (
         ("requests", "requests", lambda value: f"{value:,}"),
         ("busy", "busy", percent),
@@ -211,20 +212,20 @@ def _ranges(pool: Sequence[Mapping[str, Any]], label: int) -> Iterable[str]:
         ("KV peak", "kv_peak", percent),
         ("preemptions", "preemptions", lambda value: f"{value:,}"),
     ):
-        values = sorted(value for replica in pool if (value := replica[key]) is not None)
+        values = sorted(value for replica in pool if (value := getattr(replica, key)) is not None)
         if values:
             yield f"{'':<{label}}{name} {show(values[0])} to {show(values[-1])}"
 
 
-def _cells(replica: Mapping[str, Any]) -> tuple[str, ...]:
+def _cells(replica: ReplicaTotals) -> tuple[str, ...]:
     return (
-        f"{replica['requests']:,}",
-        percent(replica["busy"]),
-        format_number(replica["mean_batch"]),
-        percent(replica["kv_peak"]),
-        percent(replica["kv_mean"]),
-        f"{replica['preemptions']:,}",
-        percent(replica["prefix_hit_rate"]),
+        f"{replica.requests:,}",
+        percent(replica.busy),
+        format_number(replica.mean_batch),
+        percent(replica.kv_peak),
+        percent(replica.kv_mean),
+        f"{replica.preemptions:,}",
+        percent(replica.prefix_hit_rate),
     )
 
 
@@ -248,54 +249,54 @@ def feature_lines(summary: Summary, label: int) -> Iterable[str]:
         yield from _class_lines(summary, label)
 
 
-def speculation_text(figures: Mapping[str, Any]) -> str:
+def speculation_text(figures: Speculation) -> str:
     return (
-        f"accepted length {format_number(figures['accepted_length'], 2)}   {figures['accepted_tokens']:,} of "
-        f"{figures['drafted_tokens']:,} drafted tokens accepted ({percent(figures['accepted_fraction'])})"
+        f"accepted length {format_number(figures.accepted_length, 2)}   {figures.accepted_tokens:,} of "
+        f"{figures.drafted_tokens:,} drafted tokens accepted ({percent(figures.accepted_fraction)})"
     )
 
 
-def offload_lines(figures: Mapping[str, Any], label: int) -> Iterable[str]:
+def offload_lines(figures: Offload, label: int) -> Iterable[str]:
     """Yield what each tier held and gave back, and what that saved."""
     yield (
-        f"{'kv tiers':<{label}}hit rate: device {percent(figures['device_hit_rate'])}   "
-        + "   ".join(f"{tier['tier']} {percent(tier['hit_rate'])}" for tier in figures["tiers"])
+        f"{'kv tiers':<{label}}hit rate: device {percent(figures.device_hit_rate)}   "
+        + "   ".join(f"{tier.tier} {percent(tier.hit_rate)}" for tier in figures.tiers)
     )
-    for tier in figures["tiers"]:
-        size = "no limit" if tier["size_bytes"] is None else format_gb(tier["size_bytes"], 1)
-        peak = format_gb(tier["peak_blocks"] * tier["block_bytes"], 1)
+    for tier in figures.tiers:
+        size = "no limit" if tier.size_bytes is None else format_gb(tier.size_bytes, 1)
+        peak = format_gb(tier.peak_blocks * tier.block_bytes, 1)
         yield (
-            f"{'':<{label}}{tier['tier']} {size}   peak {peak}   moved {format_gb(tier['moved_bytes'], 1)}   "
-            f"fetching {format_duration(tier['fetch_s'])}   dropped {tier['dropped_blocks']:,} blocks"
+            f"{'':<{label}}{tier.tier} {size}   peak {peak}   moved {format_gb(tier.moved_bytes, 1)}   "
+            f"fetching {format_duration(tier.fetch_s)}   dropped {tier.dropped_blocks:,} blocks"
         )
-    yield f"{'':<{label}}recompute avoided: {figures['recompute_avoided_tokens']:,} tokens"
+    yield f"{'':<{label}}recompute avoided: {figures.recompute_avoided_tokens:,} tokens"
 
 
-def _overload_lines(figures: Mapping[str, Any], label: int) -> Iterable[str]:
-    attempts = figures["attempts"]
+def _overload_lines(figures: Overload, label: int) -> Iterable[str]:
+    attempts = figures.attempts
     if len(attempts) > 1:
         yield f"{'attempt':<{label}}" + "".join(
             f"{name:>12}" for name in ("sent", "completed", "gave up", "unfinished")
         )
         for number, row in enumerate(attempts[:MOST_ATTEMPTS], start=1):
-            cells = (row["sent"], row["completed"], row["gave_up"], row["unfinished"])
+            cells = (row.sent, row.completed, row.gave_up, row.unfinished)
             yield f"{number:>8}".ljust(label) + "".join(f"{cell:>12,}" for cell in cells)
         if len(attempts) > MOST_ATTEMPTS:
-            rest = sum(row["sent"] for row in attempts[MOST_ATTEMPTS:])
+            rest = sum(row.sent for row in attempts[MOST_ATTEMPTS:])
             yield f"{'':<{label}}and {rest:,} sent in attempts {MOST_ATTEMPTS + 1} to {len(attempts)}"
     yield (
-        f"{'wasted':<{label}}{figures['wasted_tokens']:,} tokens computed for clients that had left, "
-        f"{percent(figures['wasted_fraction'])} of all"
+        f"{'wasted':<{label}}{figures.wasted_tokens:,} tokens computed for clients that had left, "
+        f"{percent(figures.wasted_fraction)} of all"
     )
 
 
-def _scaling_text(scaling: Mapping[str, Any]) -> str:
-    hours = scaling["replica_seconds"] / 3600
-    always = scaling["peak"] * scaling["end_s"] / 3600
-    saved = f", {percent(1 - hours / always)} less than {scaling['peak']:,} all the time" if always else ""
+def _scaling_text(scaling: ScalingTotals) -> str:
+    hours = scaling.replica_seconds / 3600
+    always = scaling.peak * scaling.end_s / 3600
+    saved = f", {percent(1 - hours / always)} less than {scaling.peak:,} all the time" if always else ""
     return (
-        f"{scaling['minimum']:,} to {scaling['maximum']:,} replicas   peak {scaling['peak']:,}   "
-        f"{len(scaling['lives']):,} launches   {format_number(hours, 2)} replica-hours{saved}"
+        f"{scaling.minimum:,} to {scaling.maximum:,} replicas   peak {scaling.peak:,}   "
+        f"{len(scaling.lives):,} launches   {format_number(hours, 2)} replica-hours{saved}"
     )
 
 
@@ -501,7 +502,7 @@ def _latency_lines(summary: Summary) -> Iterable[str]:
 
 
 def _engine_lines(engine: EngineFigures) -> Iterable[str]:
-    if engine == EngineFigures():
+    if not engine.is_known:
         return
     steps = [] if engine.steps is None else [f"{engine.steps:,} steps"]
     yield _line(

@@ -10,15 +10,32 @@ from __future__ import annotations
 import json
 import math
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from operator import le
-from typing import Any
+from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 from servesim.errors import InputError
 from servesim.inputs import InputFile
+from servesim.runs.as_json import is_optional
 from servesim.runs.columns import OUTCOMES, RARE, RECORDS, REPLICA, REPLICAS_APART, STAGES, TOKENS
-from servesim.runs.records import NAN, RECORD_COLUMNS, EngineTotals, GaugeSample, Outcome, Records, Run, StepLog
+from servesim.runs.records import (
+    NAN,
+    RECORD_COLUMNS,
+    EngineTotals,
+    GaugeSample,
+    LinkTotals,
+    Outcome,
+    Records,
+    ReplicaLife,
+    ReplicaTotals,
+    Run,
+    ScalingTotals,
+    Source,
+    StepLog,
+    TierTotals,
+)
 from servesim.runs.writer import SCHEMA
 from servesim.units import refuse_constant, shown, suggest
 from servesim.workload.requests import REQUEST_COLUMNS, TRAITS, Column, Content, Requests
@@ -107,6 +124,19 @@ class Line:
             raise InputError(f"{self.where}: {key} falls, must be a list of times in order")
         return times
 
+    def numbers(self, key: str) -> list[float]:
+        value = self.fields.get(key)
+        if type(value) is not list or any(type(item) not in (float, int) for item in value):
+            raise self.wrong(key, "a list of numbers")
+        return [self._float(key, item) for item in value]
+
+    def objects(self, key: str) -> list[Line]:
+        """Return the objects of a list, each as a line of its own in the same place."""
+        value = self.fields.get(key, [])
+        if type(value) is not list or any(type(item) is not dict for item in value):
+            raise self.wrong(key, "a list of objects")
+        return [Line(self.where, item) for item in value]
+
     def counts(self, key: str) -> list[int]:
         value = self.fields.get(key)
         if type(value) is not list or any(type(item) is not int or not 0 <= item < 2**31 for item in value):
@@ -172,6 +202,7 @@ def _parse(path: str, file: InputFile) -> Iterator[Line]:
 
 
 Take = Callable[[Line], Any]
+Totals = TypeVar("Totals")
 
 
 def _take(column: Column) -> Take:
@@ -399,8 +430,8 @@ def read_saved(path: str) -> SavedRun:
     times: array[float] = array("d")
     rows, warmup_rows = Rows(path, steps, times), Rows(path, steps, times)
     engine, gauges, footer, facts = None, [], None, None
-    replicas: list[dict[str, Any]] = []
-    link: dict[str, Any] | None = None
+    replicas: list[ReplicaTotals] = []
+    link: LinkTotals | None = None
     for line in lines:
         if footer is not None:
             raise InputError(f"{line.where}: the run ended on the line before; is this two files in one?")
@@ -412,23 +443,22 @@ def read_saved(path: str) -> SavedRun:
         elif kind == "steps":
             _add_steps(steps, line)
         elif kind == "gauge":
-            gauges.append(_gauge(line))
+            gauges.append(_totals(line, GaugeSample))
         elif kind == "engine":
-            engine = _engine(line)
+            engine = _totals(line, EngineTotals)
         elif kind == "facts":
             facts = line
         elif kind == "replica":
-            replicas.append(_replica(line))
+            replicas.append(_totals(line, ReplicaTotals))
         elif kind == "link":
-            link = {key: line.count(key) for key in ("moved_bytes", "transfers")}
-            link |= {key: line.number(key) for key in ("busy_s", "busy")}
+            link = _totals(line, LinkTotals)
         elif kind == "footer":
             footer = line
         else:
             raise line.wrong("kind", "request, warmup, steps, gauge, engine, facts, replica, link or footer")
     requests, records = rows.build()
     run = Run(
-        source=header.text("source"),
+        source=_source(header),
         requests=requests,
         records=records,
         times=_all_times(steps, times),
@@ -452,6 +482,13 @@ def read_saved(path: str) -> SavedRun:
         run.warnings.append(f"{path} was cut: {len(records):,} requests were read, those behind the cut are lost")
     run.partial = not whole
     return SavedRun(path=path, command=header.text("command"), version=header.text("servesim"), whole=whole, run=run)
+
+
+def _source(header: Line) -> Source:
+    source = header.text("source")
+    if source not in get_args(Source):
+        raise header.wrong("source", "simulated or measured")
+    return cast(Source, source)
 
 
 def _check_header(path: str, line: Line | None) -> Line:
@@ -494,42 +531,38 @@ def _all_times(steps: StepLog, times: array[float]) -> array[float]:
     return steps.end_s + times if len(steps) and len(times) else steps.end_s if len(steps) else times
 
 
-def _replica(line: Line) -> dict[str, Any]:
-    figures: dict[str, Any] = {"replica": line.count("replica"), "name": line.text("name"), "role": line.text("role")}
-    for key in ("requests", "steps", "computed_tokens", "preemptions", "evictions"):
-        figures[key] = line.count(key)
-    for key in ("mean_batch", "busy", "kv_peak", "kv_mean", "prefix_hit_rate"):
-        figures[key] = None if line.fields.get(key) is None else line.number(key)
-    return figures
+@cache
+def _takes(kind: type) -> tuple[tuple[str, bool, Callable[[Line, str], Any]], ...]:
+    """Return for each field of a dataclass its name, whether it may be absent, and what reads it from a line."""
+    hints = get_type_hints(kind)
+    return tuple((each.name, is_optional(each), _BY_HINT[hints[each.name]]) for each in fields(kind))
 
 
-def _gauge(line: Line) -> GaugeSample:
-    return GaugeSample(
-        at_s=line.number("at_s"),
-        running=line.count("running"),
-        waiting=line.count("waiting"),
-        kv_blocks=None if line.fields.get("kv_blocks") is None else line.count("kv_blocks"),
-        kv_fraction=None if line.fields.get("kv_fraction") is None else line.number("kv_fraction"),
-        preemptions=line.count("preemptions", default=0),
-        output_tokens=line.count("output_tokens", default=0),
-    )
+def _totals(line: Line, kind: type[Totals]) -> Totals:
+    """Return a line, or an object in one, as a dataclass of numbers and texts."""
+    takes: Iterable[tuple[str, bool, Callable[[Line, str], Any]]] = _takes(kind)  # type: ignore[arg-type]
+    return kind(**{name: take(line, name) for name, optional, take in takes if not optional or name in line.fields})
 
 
-def _engine(line: Line) -> EngineTotals:
-    totals = EngineTotals()
-    for field in fields(EngineTotals):
-        if field.name in line.fields:
-            read = line.number if type(field.default) is float else line.count
-            setattr(totals, field.name, read(field.name))
-    return totals
+def _lives(line: Line, key: str) -> list[ReplicaLife]:
+    return [_totals(each, ReplicaLife) for each in line.objects(key)]
+
+
+_BY_HINT: dict[Any, Callable[[Line, str], Any]] = {
+    int: Line.count,
+    float: Line.number,
+    str: Line.text,
+    int | None: lambda line, key: None if line.fields.get(key) is None else line.count(key),
+    float | None: lambda line, key: None if line.fields.get(key) is None else line.number(key),
+    list[float]: Line.numbers,
+    list[ReplicaLife]: _lives,
+}
 
 
 def _add_facts(run: Run, line: Line) -> None:
-    offload = line.fields.get("offload", [])
-    if not isinstance(offload, list) or not all(isinstance(tier, dict) for tier in offload):
-        raise line.wrong("offload", "a list of objects")
-    run.offload = offload
-    run.scaling = line.table("scaling") or None
+    run.offload = [_totals(each, TierTotals) for each in line.objects("offload")]
+    scaling = line.table("scaling")
+    run.scaling = _totals(Line(line.where, scaling), ScalingTotals) if scaling else None
     run.usage = line.table("usage") or None
 
 

@@ -15,11 +15,13 @@ from dataclasses import InitVar, dataclass, field
 from enum import IntEnum
 from itertools import chain
 from operator import mul, sub
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from servesim.workload.requests import Column, Requests, column, columns_of, optional
 
 NAN = float("nan")
+
+Source = Literal["simulated", "measured"]
 
 
 class Outcome(IntEnum):
@@ -148,8 +150,8 @@ class GaugeSample:
     waiting: int
     kv_blocks: int | None
     kv_fraction: float | None
-    preemptions: int
-    output_tokens: int
+    preemptions: int = 0
+    output_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -157,7 +159,7 @@ class EngineTotals:
     """What only the engine can count; None on a measured run whose server does not say."""
 
     steps: int = 0
-    scheduled: int = 0  # sum over steps of scheduled requests, partial prefills included
+    scheduled: Annotated[int, "requests, summed over steps"] = 0  # partial prefills included
     busy_s: float = 0.0
     num_blocks: int = 0
     kv_peak_blocks: int = 0
@@ -176,6 +178,74 @@ class EngineTotals:
     wasted_tokens: int = 0  # computed for clients that had left
 
 
+@dataclass(slots=True, frozen=True, kw_only=True)
+class ReplicaTotals:
+    """What one engine of a fleet did."""
+
+    replica: int
+    name: str
+    role: Annotated[str, "both, prefill or decode"]
+    requests: int
+    steps: int
+    mean_batch: float | None
+    busy: Annotated[float | None, "fraction of the run that it was in a step"]
+    computed_tokens: int
+    kv_peak: float | None
+    kv_mean: float | None
+    preemptions: int
+    evictions: int
+    prefix_hit_rate: float | None
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class LinkTotals:
+    """What crossed the link between prefill and decode engines."""
+
+    moved_bytes: int
+    transfers: int
+    busy_s: float
+    busy: Annotated[float, "fraction of the run"]  # for which one of its pairs carried something
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class TierTotals:
+    """What one KV tier below the device's cache did."""
+
+    tier: Annotated[str, "host, disk"]
+    block_bytes: int
+    moved_bytes: Annotated[int, "over its link, both ways"]
+    blocks: Annotated[int | None, "its size; null is no limit"]
+    peak_blocks: int
+    fallen_blocks: Annotated[int, "evicted into it"]
+    fetched_blocks: Annotated[int, "that came back to the device"]
+    dropped_blocks: int
+    fetch_s: Annotated[float, "time of the fetches"]
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class ReplicaLife:
+    """One replica of a fleet that grows and shrinks, from its launch to the end of its drain."""
+
+    replica: int
+    launched_s: float
+    ready_s: float | None
+    drained_s: float | None
+    ended_s: float | None
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class ScalingTotals:
+    """How a fleet grew and shrank."""
+
+    replica_seconds: Annotated[float, "from each launch to the end of its drain"]
+    seconds: list[float]  # of each replica
+    minimum: int
+    maximum: int
+    end_s: float
+    peak: Annotated[int, "replicas at once"]
+    lives: list[ReplicaLife]
+
+
 TOTALS_SAID_WHEN_USED = frozenset({"drafted_tokens", "accepted_tokens", "fetched_tokens", "wasted_tokens"})
 """Totals that a saved run names only where they are not 0."""
 
@@ -184,7 +254,7 @@ TOTALS_SAID_WHEN_USED = frozenset({"drafted_tokens", "accepted_tokens", "fetched
 class Run:
     """One run, whoever made it. `warnings` and `violations` are sentences for the person who reads the report."""
 
-    source: str  # "simulated" or "measured"
+    source: Source
     requests: Requests
     records: Records
     times: array[float]
@@ -199,12 +269,12 @@ class Run:
     client: dict[str, Any] | None = None  # measured: the load generator's own health
     server: dict[str, Any] | None = None  # measured: the server's window from its /metrics
     warmup: Run | None = None  # measured: requests outside everything, printed apart
-    replicas: list[dict[str, Any]] = field(default_factory=list)  # a fleet: what each replica did
+    replicas: list[ReplicaTotals] = field(default_factory=list)  # a fleet: what each replica did
     homes: dict[str, array[int]] = field(default_factory=dict)  # a fleet: columns of the replicas that served
     stages: dict[str, array[float]] = field(default_factory=dict)  # prefill and decode apart: columns of times
-    scaling: dict[str, Any] | None = None  # a fleet that grows and shrinks: when each replica was there
-    offload: list[dict[str, Any]] = field(default_factory=list)  # KV tiers below the device: what each did
-    link: dict[str, Any] | None = None  # prefill and decode apart: what crossed it
+    scaling: ScalingTotals | None = None  # a fleet that grows and shrinks: when each replica was there
+    offload: list[TierTotals] = field(default_factory=list)  # KV tiers below the device: what each did
+    link: LinkTotals | None = None  # disaggregated: what crossed it
     usage: dict[str, Any] | None = None  # where it was asked: device-hours, money, energy
 
     def token_times(self, index: int) -> list[float]:

@@ -20,7 +20,6 @@ anywhere reads back up to the cut (`reader`). Requests come in any order and car
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import pairwise
@@ -29,6 +28,7 @@ from typing import IO, Any
 from servesim import __version__
 from servesim.console import OutputFile, reason
 from servesim.errors import RunError
+from servesim.runs.as_json import as_json, finite
 from servesim.runs.columns import ASKED, KINDS, RARE, RECORDS, REQUIRED, known
 from servesim.runs.records import TOTALS_SAID_WHEN_USED, Outcome, Run, StepLog
 from servesim.workload.requests import TRAITS
@@ -104,13 +104,13 @@ class RunWriter:
         if run.engine is not None:
             totals = asdict(run.engine)
             self._line({"kind": "engine"} | {k: v for k, v in totals.items() if v or k not in TOTALS_SAID_WHEN_USED})
-        facts = {"offload": run.offload, "scaling": run.scaling, "usage": run.usage}
+        facts = {"offload": as_json(run.offload), "scaling": as_json(run.scaling), "usage": run.usage}
         if any(facts.values()):
             self._line({"kind": "facts"} | {name: fact for name, fact in facts.items() if fact})
-        for figures in run.replicas:
-            self._line({"kind": "replica", **figures})
+        for replica in run.replicas:
+            self._line({"kind": "replica", **asdict(replica)})
         if run.link is not None:
-            self._line({"kind": "link", **run.link})
+            self._line({"kind": "link", **asdict(run.link)})
         if run.steps is not None:
             for line in _step_lines(run.steps):
                 self._line(line)
@@ -232,14 +232,3 @@ def _step_lines(steps: StepLog) -> Iterator[dict[str, Any]]:
             "kv_blocks": list(steps.kv_blocks[start:stop]),
             "starts": [[step, steps.starts[step]] for step in range(start, stop) if step in steps.starts],
         }
-
-
-def finite(value: Any) -> Any:
-    """Return a JSON value with null in place of every float that JSON has no number for."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    return value

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
 from servesim.errors import InputError
 from servesim.stats import Sample, nearest_rank
@@ -61,17 +62,17 @@ class SloResult:
     metric: str
     percentile: float
     limit_ms: float
-    value_ms: float | None
+    value_ms: Annotated[float | None, "null where it is infinite or unknown"]
     met: bool | None
-    class_name: str | None = None
+    class_name: Annotated[str | None, "the class of requests that it is asked of"] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodput:
-    """Requests that kept every limit: a second, and as a share of the offered ones."""
+    """Requests that kept every limit."""
 
-    requests_per_s: float | None
-    fraction: float | None
+    requests_per_s: Annotated[float | None, "requests within every limit"]
+    fraction: Annotated[float | None, "of the offered ones"]
 
 
 def parse_slo(text: str) -> Slo:

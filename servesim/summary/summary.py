@@ -231,7 +231,8 @@ def _engine_figures(run: Run) -> EngineFigures:
     if totals is None:
         known = run.server or {}
         names = ("mean_batch", "kv_peak", "kv_mean", "preemptions", "prefix_hit_rate")
-        return EngineFigures(**{name: known[name] for name in names if isinstance(known.get(name), (int, float))})
+        figures = {name: known[name] if isinstance(known.get(name), (int, float)) else None for name in names}
+        return EngineFigures(steps=None, evictions=None, **figures)
     return EngineFigures(
         steps=totals.steps,
         mean_batch=_ratio(totals.scheduled, totals.steps),

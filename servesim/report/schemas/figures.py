@@ -2,142 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_type_hints
 
-from servesim.report.schemas.vocabulary import Many, Maybe, Part
+from servesim.report.schemas.vocabulary import Many, Maybe, Part, fields_of
+from servesim.stats import Distribution
+from servesim.summary.metrics import EngineFigures, Offload, Summary, Throughput
+from servesim.summary.slo import SloResult
 
-DISTRIBUTION = {
-    "count": "integer: values; percentiles are nearest rank, always a value that occurred",
-    **dict.fromkeys(("mean", "min", "p50", "p90", "p95", "p99", "p999", "max"), "number"),
-}
-
-REQUESTS = {
-    "offered": "integer: completed + failed + rejected + unfinished",
-    "completed": "integer",
-    "failed": "integer",
-    "rejected": "integer: refused, for their size or a bounded queue",
-    "unfinished": "integer: in flight when the run ended",
-    "capped": "integer: of completed, ended by a length limit",
-    "empty": "integer: of completed, without a token",
-    "warmup": "integer: outside everything",
-}
-
-TOKENS = {
-    "prompt": "integer: of completed requests",
-    "output": "integer: of completed requests",
-    "cached": "integer|null: of prompt, found in the prefix cache",
-    "estimated": "integer: of output, counted from events for want of a usage report",
-    "per_event": "number|null: output tokens per token event",
-}
-
-THROUGHPUT = {
-    "output_tokens_per_s": "number|null: over duration_s",
-    "total_tokens_per_s": "number|null: prompt and output",
-    "requests_per_s": "number|null: completed",
-}
-
-ENGINE = {
-    "steps": "integer|null",
-    "mean_batch": "number|null: scheduled requests per step",
-    "kv_peak": "number|null: fraction of the KV cache in use",
-    "kv_mean": "number|null: fraction, over time",
-    "preemptions": "integer|null",
-    "evictions": "integer|null: cached blocks that made room",
-    "prefix_hit_rate": "number|null: fraction of looked-up prompt tokens",
-}
-
-GOODPUT = {
-    "requests_per_s": "number|null: requests within every limit",
-    "fraction": "number|null: of the offered ones",
-}
-
-SLO = {
-    "metric": "text",
-    "percentile": "number",
-    "limit_ms": "number",
-    "value_ms": "number|null: null where it is infinite or unknown",
-    "met": "flag|null",
-    "class_name?": "text|null: the class of requests that it is asked of",
-}
-
-CLASS = {
-    "name": "text|null",
-    "requests": Part("requests"),
-    "attempts": "integer",
-    "tokens": Part("tokens"),
-    "throughput": Part("throughput"),
-    **{f"{name}_ms": Maybe(Part("distribution")) for name in ("ttft", "tpot", "itl", "e2e", "queue")},
-    "normalized_latency_ms": "number|null: mean E2E by output tokens",
-    "errors": Many("integer"),
-    "goodput": Maybe(Part("goodput")),
-}
-
-REPLICA = {
-    "replica": "integer",
-    "name": "text",
-    "role": "text: both, prefill or decode",
-    "requests": "integer",
-    "steps": "integer",
-    "mean_batch": "number|null",
-    "busy": "number|null: fraction of the run that it was in a step",
-    "computed_tokens": "integer",
-    "kv_peak": "number|null",
-    "kv_mean": "number|null",
-    "preemptions": "integer",
-    "evictions": "integer",
-    "prefix_hit_rate": "number|null",
-}
-
-LINK = {
-    "moved_bytes": "integer",
-    "transfers": "integer",
-    "busy_s": "number",
-    "busy": "number: fraction of the run",
-}
-
-TIER = {
-    "tier": "text: host, disk",
-    "block_bytes": "integer",
-    "moved_bytes": "integer: over its link, both ways",
-    "blocks": "integer|null: its size; null is no limit",
-    "peak_blocks": "integer",
-    "fallen_blocks": "integer: evicted into it",
-    "fetched_blocks": "integer: that came back to the device",
-    "dropped_blocks": "integer",
-    "fetch_s": "number: time of the fetches",
-}
+SLO = fields_of(SloResult) | {"class_name?": get_type_hints(SloResult, include_extras=True)["class_name"]}
+"""An objective; the probes of a search name no class with null."""
 
 OFFLOAD = {
-    "tiers": [{**TIER, "size_bytes": "integer|null", "hit_rate": "number|null: of the looked-up tokens"}],
-    "device_hit_rate": "number|null",
-    "moved_bytes": "integer",
-    "recompute_avoided_tokens": "integer: came over a link instead of being computed",
+    **fields_of(Offload),
     "without?": Maybe(
         {
-            "ttft_ms": Maybe(Part("distribution")),
-            "e2e_ms": Maybe(Part("distribution")),
-            "throughput": Part("throughput"),
-            "engine": Part("engine"),
+            "ttft_ms": Distribution | None,
+            "e2e_ms": Distribution | None,
+            "throughput": Throughput,
+            "engine": EngineFigures,
         }
     ),
-}
-
-SCALING = {
-    "replica_seconds": "number: from each launch to the end of its drain",
-    "seconds": ["number"],
-    "minimum": "integer",
-    "maximum": "integer",
-    "end_s": "number",
-    "peak": "integer: replicas at once",
-    "lives": [
-        {
-            "replica": "integer",
-            "launched_s": "number",
-            "ready_s": "number|null",
-            "drained_s": "number|null",
-            "ended_s": "number|null",
-        }
-    ],
 }
 
 USAGE = {
@@ -208,54 +92,10 @@ SERVER = {
     "scrapes": "integer",
 }
 
-LATENCIES = {
-    "ttft": "first token minus sent",
-    "ttfo": "first visible output minus sent",
-    "tpot": "last minus first token over the tokens between",
-    "itl": "gaps between tokens, pooled over requests",
-    "e2e": "last token minus sent",
-    "queue": "first admitting step minus sent",
-    "lateness": "sent minus planned",
-    "ttft_from_planned": "first token minus planned",
-    "e2e_from_planned": "last token minus planned",
-}
-
 SUMMARY: dict[str, Any] = {
-    "source": ("simulated", "measured"),
-    "requests": Part("requests"),
-    "attempts": "integer: sends, the retries too",
-    "tokens": Part("tokens"),
-    "duration_s": "number|null: first send to last token",
-    "throughput": Part("throughput"),
-    **{f"{name}_ms": Maybe(Part("distribution"), about) for name, about in LATENCIES.items()},
-    "prompt_tokens": Maybe(Part("distribution")),
-    "output_tokens": Maybe(Part("distribution")),
-    "errors": Many("integer"),
-    "engine": Part("engine"),
-    "per_replica?": [Part("replica")],
-    "imbalance?": Many({"requests": "number|null", "computed_tokens": "number|null", "busy": "number|null"}),
-    "stages_ms?": Many(Maybe(Part("distribution"))),
-    "link?": Part("link"),
+    **fields_of(Summary),
     "offload?": OFFLOAD,
-    "speculation?": {
-        "drafted_tokens": "integer",
-        "accepted_tokens": "integer",
-        "accepted_fraction": "number|null",
-        "accepted_length": "number|null: tokens that one verification added",
-    },
-    "overload?": {
-        "attempts": [{"sent": "integer", "completed": "integer", "gave_up": "integer", "unfinished": "integer"}],
-        "wasted_tokens": "integer: computed for clients that had left",
-        "wasted_fraction": "number|null",
-    },
-    "scaling?": SCALING,
     "usage?": USAGE,
-    "classes?": [Part("class")],
-    "fairness?": "number: Jain's index over the classes",
-    "slo?": [Part("slo")],
-    "goodput?": Part("goodput"),
-    "warnings": ["text"],
-    "violations": ["text: a law that the run broke"],
     "client?": Maybe(Part("client")),
     "server?": Maybe(Part("server")),
 }

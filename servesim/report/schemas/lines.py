@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_type_hints
 
 from servesim.report.schemas.answers import BINDS
-from servesim.report.schemas.figures import CLIENT, LINK, REPLICA, SCALING, SERVER, TIER, USAGE
-from servesim.report.schemas.vocabulary import Either, Maybe, Part
+from servesim.report.schemas.figures import CLIENT, SERVER, USAGE
+from servesim.report.schemas.vocabulary import Either, Maybe, Part, fields_of
 from servesim.runs.columns import KINDS, LINE
+from servesim.runs.records import (
+    TOTALS_SAID_WHEN_USED,
+    EngineTotals,
+    GaugeSample,
+    LinkTotals,
+    ReplicaTotals,
+    ScalingTotals,
+    TierTotals,
+)
 from servesim.workload.requests import Column
 
 
@@ -18,6 +27,8 @@ def _shape(column: Column) -> Any:
 
 
 REQUEST: dict[str, Any] = {column.key + "?" * column.optional: _shape(column) for column in LINE}
+
+_ENGINE = get_type_hints(EngineTotals, include_extras=True)
 
 RUN = Either(
     {
@@ -31,28 +42,12 @@ RUN = Either(
     },
     {
         "kind": ("engine",),
-        "steps": "integer",
-        "scheduled": "integer: requests, summed over steps",
-        "busy_s": "number",
-        "num_blocks": "integer",
-        "kv_peak_blocks": "integer",
-        "kv_block_seconds": "number",
-        "elapsed_s": "number",
-        "preemptions": "integer",
-        "evictions": "integer",
-        "looked_up_tokens": "integer",
-        "hit_tokens": "integer",
-        "computed_tokens": "integer",
-        "recomputed_tokens": "integer",
-        "saved_tokens": "integer",
-        "drafted_tokens?": "integer",
-        "accepted_tokens?": "integer",
-        "fetched_tokens?": "integer",
-        "wasted_tokens?": "integer",
+        **{name: hint for name, hint in _ENGINE.items() if name not in TOTALS_SAID_WHEN_USED},
+        **{f"{name}?": hint for name, hint in _ENGINE.items() if name in TOTALS_SAID_WHEN_USED},
     },
-    {"kind": ("facts",), "offload?": [TIER], "scaling?": SCALING, "usage?": USAGE},
-    {"kind": ("replica",), **REPLICA},
-    {"kind": ("link",), **LINK},
+    {"kind": ("facts",), "offload?": [TierTotals], "scaling?": ScalingTotals, "usage?": USAGE},
+    {"kind": ("replica",), **fields_of(ReplicaTotals)},
+    {"kind": ("link",), **fields_of(LinkTotals)},
     {
         "kind": ("steps",),
         "from": "integer: number of the first step of the stretch",
@@ -65,16 +60,7 @@ RUN = Either(
         "steps?": ["integer"],
     },
     {"kind": ("request", "warmup"), **REQUEST},
-    {
-        "kind": ("gauge",),
-        "at_s": "number",
-        "running": "integer",
-        "waiting": "integer",
-        "kv_blocks": "integer|null",
-        "kv_fraction": "number|null",
-        "preemptions": "integer",
-        "output_tokens": "integer",
-    },
+    {"kind": ("gauge",), **{name.rstrip("?"): hint for name, hint in fields_of(GaugeSample).items()}},
     {
         "kind": ("footer",),
         "whole": "flag",

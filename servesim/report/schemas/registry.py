@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from servesim.report.schemas import answers, facts, figures, grids, lines
-from servesim.report.schemas.vocabulary import json_schema, parts_of
+from servesim.report.schemas.vocabulary import PART_NAMES, fields_of, json_schema, parts_of
 from servesim.units import suggest
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -57,16 +57,8 @@ SCHEMAS: dict[str, Schema] = {
 """The name and number in a document's `schema` are `servesim.NAME/NUMBER`."""
 
 PARTS: dict[str, Any] = {
-    "distribution": figures.DISTRIBUTION,
-    "requests": figures.REQUESTS,
-    "tokens": figures.TOKENS,
-    "throughput": figures.THROUGHPUT,
-    "engine": figures.ENGINE,
-    "goodput": figures.GOODPUT,
+    **{name: fields_of(kind) for kind, name in PART_NAMES.items()},
     "slo": figures.SLO,
-    "class": figures.CLASS,
-    "replica": figures.REPLICA,
-    "link": figures.LINK,
     "histogram": figures.HISTOGRAM,
     "client": figures.CLIENT,
     "server": figures.SERVER,
