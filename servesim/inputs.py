@@ -113,6 +113,15 @@ def parse_object(text: str | bytes, path: str) -> Object:
     return value
 
 
+def is_gguf(path: str) -> bool:
+    """Return whether the file at `path` begins as a GGUF file does, whatever its name."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(4) == b"GGUF"
+    except (OSError, ValueError):
+        return False
+
+
 @contextmanager
 def open_binary(path: str) -> Iterator[BinaryIO]:
     """Open a file whose reader jumps about in it; what the system refuses is an `InputError`."""

@@ -62,6 +62,11 @@ class HonestFiles(InAFolder):
         self.assertTrue(model.tied_embeddings and model.gated)
         self.assertEqual(model.kv_bytes_per_token(), 2 * 2 * 2 * 64 * 2)
 
+    def test_a_file_is_known_by_its_content_whatever_its_name(self) -> None:
+        blob = self.folder / "sha256-667b0c1932bc6ffc593ed1d03f895bf2dc8dc6df21db3042284a6f4416b06a29"
+        blob.write_bytes(Path(llama().write(self.path)).read_bytes())
+        self.assertEqual(load_model(str(blob)).params, load_model(str(self.path)).params)
+
     def test_a_head_knows_the_bytes_of_its_own_type(self) -> None:
         self.assertEqual(read_gguf_model(llama().write(self.path)).head_bytes, 512 * 256 * 210 // 256)
         made = llama()

@@ -17,7 +17,7 @@ from servesim.catalog.huggingface import checkpoint_format, decoder_fields, plai
 from servesim.catalog.json_fields import Fields
 from servesim.catalog.model import Model
 from servesim.errors import InputError
-from servesim.inputs import Object, read_object
+from servesim.inputs import Object, is_gguf, read_object
 from servesim.units import shown, suggest
 
 _NAMES = """
@@ -78,14 +78,14 @@ def find_model(name: str) -> Model:
 def load_model(name: str) -> Model:
     """Return the model `name`: a preset, a repository's name, or a path to the model's own files.
 
-    A path is a `config.json`, a folder with one, or a `.gguf` file, of which only the header is read. Raises
-    `InputError` for an unknown name and for a file that is no model.
+    A path is a `config.json`, a folder with one, or a GGUF file, of which only the header is read. Raises `InputError`
+    for an unknown name and for a file that is no model.
     """
     if name in MODELS:
         return MODELS[name]
     is_folder = os.path.isdir(name)
-    if name.lower().endswith(".gguf") and not is_folder:
-        from servesim.catalog.gguf import read_gguf_model  # it takes a third of a start, and few ask for it
+    if not is_folder and (name.lower().endswith(".gguf") or is_gguf(name)):
+        from servesim.catalog.gguf import read_gguf_model  # which few starts need
 
         return read_gguf_model(name)
     if is_folder or os.path.isfile(name) or name.endswith(".json"):
