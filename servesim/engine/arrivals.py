@@ -154,12 +154,10 @@ class Arrivals:
         scheduler, step = self._scheduler, len(self.log)
         preempted = [waiter for waiter in scheduler.waiting if isinstance(waiter, Sequence)]
         for sequence in [*scheduler.running.values(), *preempted]:
-            index, outputs = sequence.index, sequence.outputs
+            index, outputs = sequence.index, sequence.outputs_at(scheduler.decoding.tick)
             slices = scheduler.records.slices.pop(index, [])
-            if sequence.state == DECODE:
-                outputs = sequence.target - (sequence.finish_tick - scheduler.decoding.tick)
-                if sequence.run_start < step:
-                    slices.append((sequence.run_start, step - 1))
+            if sequence.state == DECODE and sequence.run_start < step:
+                slices.append((sequence.run_start, step - 1))
             if slices:
                 self._record_tokens(index, slices, outputs, self.deadline_s(index))
 

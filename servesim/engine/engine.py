@@ -25,7 +25,7 @@ from servesim.engine.request_limits import RequestLimits
 from servesim.engine.scheduler import Chunk, Scheduler, Step
 from servesim.engine.sequence import Sequence
 from servesim.engine.steady import Steady
-from servesim.engine.trace import Observation, StepWatch
+from servesim.engine.trace import Observation, StepWatch, Tracer
 from servesim.errors import RunError
 from servesim.runs.records import NAN, EngineTotals, Records, Run, StepLog
 from servesim.runs.step_log import CompressedLog
@@ -63,7 +63,7 @@ class Engine:
         self.records = Records(len(requests)) if records is None else records
         self.log = StepLog()
         self.totals = EngineTotals(num_blocks=config.num_blocks)
-        self.watch = watch if observer is None else StepWatch(observer)
+        self.watch = watch if observer is None else Tracer(observer)
         self.scheduler = Scheduler(
             config, requests, self.limits, self.records, self.totals, watched=self.watch is not None
         )

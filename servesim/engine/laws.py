@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from operator import le, mul, sub
 
 from servesim.engine.scheduler import Scheduler
-from servesim.engine.sequence import DECODE
 from servesim.engine.sequence import Sequence as Live
 from servesim.runs.records import Outcome, Records, StepLog
 from servesim.workload.requests import Requests
@@ -63,8 +62,7 @@ def _tokens(facts: Facts) -> str | None:
         computed += totals.computed_tokens
         expected += totals.wasted_tokens - totals.saved_tokens + totals.recomputed_tokens
         for sequence in scheduler.running.values():
-            now = sequence.base + scheduler.decoding.tick if sequence.state == DECODE else sequence.computed
-            expected += max(now, sequence.high_water)
+            expected += max(sequence.computed_at(scheduler.decoding.tick), sequence.high_water)
         expected += sum(waiter.high_water for waiter in scheduler.waiting if isinstance(waiter, Live))
     columns = zip(facts.requests.prompt_tokens, records.output_tokens, records.outcome, strict=True)
     expected += sum(prompt + output - 1 for prompt, output, outcome in columns if outcome == COMPLETED)
@@ -99,8 +97,7 @@ def _blocks(facts: Facts) -> str | None:
         pool, tick, size = scheduler.pool, scheduler.decoding.tick, scheduler.config.block_size
         held = shared = 0
         for sequence in scheduler.holders():
-            computed = sequence.base + tick if sequence.state == DECODE else sequence.computed
-            held += -(-computed // size)
+            held += -(-sequence.computed_at(tick) // size)
             shared += bool(sequence.segments)
         if pool.used > held or (not shared and pool.used != held) or pool.keyless < 0 or pool.cached < 0:
             return f"law 3, blocks: {pool.used} are in use, the sequences in the engine hold {held}"

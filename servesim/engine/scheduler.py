@@ -50,6 +50,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from operator import attrgetter
+from typing import NamedTuple
 
 from servesim.config.engine import POLICIES, RULES, EngineConfig
 from servesim.engine.adapters import Adapters
@@ -69,6 +70,15 @@ Chunk = tuple[Sequence, int]
 COMPLETED = int(Outcome.COMPLETED)
 
 
+class Admission(NamedTuple):
+    """Who was let into `running`, with how many of its `length` tokens found in the cache."""
+
+    sequence: Sequence
+    resumed: bool  # it had been preempted
+    length: int
+    cached: int
+
+
 class Step:
     """One step, as it is decided. What most steps do not have is an attribute of the class until it is set."""
 
@@ -80,8 +90,7 @@ class Step:
     fetch_s = 0.0  # seconds until what is to come to the device is there: KV from tiers below, adapters
     preempted: tuple[Sequence, ...] = ()
     completed: tuple[Sequence, ...] = ()  # came with their only token: nothing was left to compute
-    admissions: list[tuple[Sequence, bool, int, int]] | None = None
-    """(who, resumed?, tokens looked up, tokens hit) of each admission; only where somebody watches."""
+    admissions: list[Admission] | None = None  # noted only where somebody watches
 
     def __init__(self, number: int, start_s: float) -> None:
         self.number = number  # its place in the log, if it computes anything
@@ -198,8 +207,7 @@ class Scheduler:
         if sequence is not None:
             if sequence.state == ENDED:
                 self.records.slices.setdefault(sequence.index, [(sequence.run_start, step - 1)])
-            computed = sequence.base + self.decoding.tick if sequence.state == DECODE else sequence.computed
-            self.totals.wasted_tokens += max(computed, sequence.high_water)
+            self.totals.wasted_tokens += max(sequence.computed_at(self.decoding.tick), sequence.high_water)
             self._take_out(sequence, step)
             return sequence
         waiter = next(w for w in self.waiting if w == index or (w.__class__ is Sequence and w.index == index))
@@ -481,7 +489,7 @@ class Scheduler:
             if sequence is None:
                 sequence = Sequence(index, length, targets[index])
             if step.admissions is not None:
-                step.admissions.append((sequence, sequence.state == WAITING, length, cached))
+                step.admissions.append(Admission(sequence, sequence.state == WAITING, length, cached))
             if self.adapters is not None:
                 step.fetch_s += self.adapters.enter(index)
             self._admitted = order = self._admitted + 1

@@ -43,3 +43,11 @@ class Sequence(Holder):
         self.high_water = 0  # the most tokens it ever had computed: below it, computing is recomputing
         self.received = 0  # tokens whose KV came over a link, for its first admission
         self.promised = 0  # of those, tokens that did not cross it because they were here already
+
+    def computed_at(self, tick: int) -> int:
+        """Return how many of its tokens have KV when the decode clock is at `tick`."""
+        return self.base + tick if self.state == DECODE else self.computed
+
+    def outputs_at(self, tick: int) -> int:
+        """Return how many output tokens it has produced when the decode clock is at `tick`."""
+        return self.target - (self.finish_tick - tick) if self.state == DECODE else self.outputs

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from servesim.engine.scheduler import Scheduler, Step
-from servesim.engine.sequence import DECODE, Sequence
-from servesim.engine.trace import StepWatch
+from servesim.engine.sequence import Sequence
 from servesim.workload.requests import Content
 from servesim.workload.seeds import random_stream
 
@@ -114,24 +113,23 @@ class EndedStep:
         self.running = self.waiting = self.free_blocks = 0
 
 
-class LiveWatch(StepWatch):
+class LiveWatch:
     """Gathers, of each step, who was admitted and whose tokens grew, by a walk over `running`."""
 
     def __init__(self, at: list[Generation | None], to_wall: Callable[[float], float]) -> None:
-        super().__init__(lambda _: None)
+        self.arrived: list[int] = []  # as a `StepWatch` has it; nobody asks for it here
         self._at = at  # by row
         self._to_wall = to_wall
         self.step: EndedStep | None = None
         self.queued_tokens = 0  # prompts that were never admitted
-        self._sequences = 0
 
     def scheduled(self, scheduler: Scheduler, step: Step) -> None:
-        self._sequences = step.decodes + len(step.chunks)
-        for sequence, resumed, _, _ in step.admissions or ():
-            generation = self._at[sequence.index]
-            if generation is not None and not resumed:
+        for admission in step.admissions or ():
+            index = admission.sequence.index
+            generation = self._at[index]
+            if generation is not None and not admission.resumed:
                 generation.admitted_s = self._to_wall(step.start_s)
-                generation.cached_tokens = scheduler.records.cached_tokens[sequence.index]
+                generation.cached_tokens = scheduler.records.cached_tokens[index]
                 self.queued_tokens -= generation.prompt
         for sequence in step.preempted:
             generation = self._at[sequence.index]
@@ -140,7 +138,8 @@ class LiveWatch(StepWatch):
         self.arrived.clear()
 
     def done(self, scheduler: Scheduler, step: Step, end_s: float, finished: list[Sequence]) -> None:
-        if not self._sequences:
+        sequences = step.decodes + len(step.chunks)
+        if not sequences:
             return  # an asynchronous engine's empty step takes no time
         self.step = ended = EndedStep(end_s)
         at, tick, growth = self._at, scheduler.decoding.tick, ended.growth
@@ -148,12 +147,10 @@ class LiveWatch(StepWatch):
         for sequence in scheduler.running.values():
             generation = at[sequence.index]
             if generation is not None:
-                made = sequence.outputs
-                if sequence.state == DECODE:
-                    made = sequence.target - sequence.finish_tick + tick
+                made = sequence.outputs_at(tick)
                 if made != generation.made:
                     growth.append((generation, made))
-        ended.sequences = self._sequences
+        ended.sequences = sequences
         ended.running, ended.waiting = len(scheduler.running), len(scheduler.waiting)
         ended.free_blocks = scheduler.pool.free
 
