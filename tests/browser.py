@@ -71,14 +71,14 @@ class Browser:
     def __exit__(self, *_: object) -> None:
         os.close(self._out)
         try:
-            self._process.wait(3.0)
+            self._process.wait(60.0)
         except subprocess.TimeoutExpired:
             pass
         try:
             os.killpg(self._process.pid, signal.SIGKILL)  # its own session: nobody else's processes are in it
         except ProcessLookupError:
             pass
-        self._process.wait(10.0)
+        self._process.wait(60.0)
         os.close(self._in)
         self._folder.cleanup()
 

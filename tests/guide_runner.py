@@ -61,7 +61,7 @@ class Runner:
         finally:
             for process in self._started:
                 process.terminate()
-                process.wait(20)
+                process.wait(60)
                 if process.stdout is not None:
                     process.stdout.close()
             self._started.clear()

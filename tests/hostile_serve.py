@@ -122,7 +122,7 @@ def peek(sock: socket.socket, draw: random.Random) -> None:
         sock.recv(draw.choice((1, 4096)))
     except OSError:
         pass
-    sock.settimeout(2.0)
+    sock.settimeout(60.0)
 
 
 KINDS: tuple[Callable[[socket.socket, random.Random], None], ...] = (
@@ -151,7 +151,7 @@ def assault(port: int, clients: int, seed: int) -> Counter[str]:
         kind = draw.choice(KINDS)
         counts[kind.__name__] += 1
         try:
-            sock = socket.create_connection(("127.0.0.1", port), timeout=2.0)
+            sock = socket.create_connection(("127.0.0.1", port), timeout=60.0)
         except OSError:
             counts["not let in"] += 1
             continue
@@ -172,7 +172,7 @@ def assault(port: int, clients: int, seed: int) -> Counter[str]:
 
 def metrics(port: int) -> dict[str, float]:
     """Return the figures of the page that matter here."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("GET", "/metrics")
     found = {}
     for line in connection.getresponse().read().decode().splitlines():

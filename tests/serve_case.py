@@ -18,6 +18,7 @@ from servesim.config.server import ServerSpec
 from servesim.serve.run import prepare
 
 CAPTURES = Path(__file__).resolve().parent.parent / "fixtures" / "captures"
+PATIENCE_S = 60.0  # for what comes at once on an idle machine: only what never comes takes so long
 FAST = 50.0  # times as fast as the device
 TINY: dict[str, Any] = {"model": "smollm2-135m-q8_0", "hardware": "h100-sxm-80gb", "step_overhead_s": 0.004}
 
@@ -40,18 +41,18 @@ class LiveServer:
 
     def __exit__(self, *_: object) -> None:
         self.loop.stop()
-        self._thread.join(10.0)
+        self._thread.join(PATIENCE_S)
         if self._thread.is_alive():
             raise AssertionError("the server did not stop")
 
-    def open(self, timeout_s: float = 5.0) -> socket.socket:
+    def open(self, timeout_s: float = PATIENCE_S) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=timeout_s)
 
     def ask(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> tuple[int, dict[str, str], bytes]:
         """Return status, header fields and body of one request on a connection of its own."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         try:
             data = body if body is None or isinstance(body, (bytes, str)) else json.dumps(body)
             connection.request(method, path, data, headers or {})
@@ -106,7 +107,7 @@ def shape(value: Any) -> Any:
     return None if value is None else type(value).__name__
 
 
-def eventually(test: unittest.TestCase, told: Callable[[], Any], wanted: Any, within_s: float = 60.0) -> None:
+def eventually(test: unittest.TestCase, told: Callable[[], Any], wanted: Any, within_s: float = PATIENCE_S) -> None:
     """Wait until `told` says what is wanted. The bound is for what never comes; a slow machine does not reach it."""
     by = time.monotonic() + within_s
     while (got := told()) != wanted and time.monotonic() < by:

@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +27,7 @@ from servesim.runs.records import Run
 from servesim.workload.traces.trace import TRACE_FORMATS, read_trace
 from tests.command import ROOT, Said, servesim
 from tests.runs import measured
+from tests.serve_case import PATIENCE_S, eventually
 from tests.truth_server import (
     DONE,
     FINISH,
@@ -152,10 +152,10 @@ class ReportTest(LoadgenCase):
         self.assertEqual((config["model"], config["seed"], config["output_tokens"]), ("toy", 3, "5"))
 
     def test_the_servers_own_metrics_stand_beside_the_clients(self) -> None:
-        pages = iter([(10, 1.0, 100), (20, 2.5, 160)])
+        pages = [(10, 1.0, 100), (20, 2.5, 160)]
 
         def metrics() -> list[Step]:
-            decodes, mean, tokens = next(pages)
+            decodes, mean, tokens = pages.pop(0) if len(pages) > 1 else pages[0]
             text = (
                 f"llamacpp:n_decode_total {decodes}\nllamacpp:n_busy_slots_per_decode {mean}\n"
                 f"llamacpp:tokens_predicted_total {tokens}\nllamacpp:requests_processing 2\n"
@@ -178,8 +178,8 @@ class ReportTest(LoadgenCase):
 
         with TruthServer(Model(metrics=metrics)) as server:
             document = self.document(server, *SHORT)
-        self.assertLess(document["duration_s"], 0.3)
-        self.assertGreater(document["server"]["window_s"], 0.3)
+        # Of the pages before and after the load, half of each is in the server's window and none in the client's.
+        self.assertGreater(document["server"]["window_s"] - document["duration_s"], 0.39)
 
     def test_repeats_are_shown_with_their_spread(self) -> None:
         with TruthServer(Model()) as server:
@@ -273,14 +273,14 @@ class RequestTest(LoadgenCase):
         self.assertNotEqual(words[1][:4], words[2][:4])
 
     def test_a_first_wave_can_be_spread(self) -> None:
-        model = Model(lambda asked: stream_of(1, 40, ttft_s=0.4))
-        with TruthServer(model) as server:
+        saved = self.path("run.jsonl")
+        with TruthServer(Model()) as server:
             options = ("--concurrency", "4", "--requests", "4", "--warmup", "0", "--stagger", "200ms")
-            document = self.document(server, *options)
-        sent = [asked.kernel_s - model.posts[0].kernel_s for asked in model.posts]
-        for seen, planned in zip(sent, (0.0, 0.05, 0.1, 0.15), strict=True):
-            self.assertAlmostEqual(seen, planned, delta=0.02)
-        self.assertEqual(document["client"]["concurrency"]["max"], 4)
+            self.document(server, *options, "--save", saved)
+        records = read_saved(saved).run.records
+        for index, planned_s in enumerate((0.0, 0.05, 0.1, 0.15)):
+            self.assertAlmostEqual(records.planned_s[index], planned_s)
+            self.assertGreaterEqual(records.sent_s[index], planned_s)
 
     def test_the_salt_of_a_run_makes_its_prompts_again(self) -> None:
         model = Model()
@@ -664,17 +664,15 @@ class InterruptTest(LoadgenCase):
         return subprocess.Popen(command, cwd=ROOT, **pipes, **options)
 
     def wait_for(self, model: Model, posts: int) -> None:
-        deadline = time.monotonic() + 20
-        while len(model.posts) < posts and time.monotonic() < deadline:
-            time.sleep(0.01)
+        eventually(self, lambda: len(model.posts) >= posts, True)
 
     def test_ctrl_c_gives_a_partial_report_and_a_whole_line_for_every_request_that_finished(self) -> None:
         model, saved = Model(), self.path("run.jsonl")
         with TruthServer(model) as server:
-            process = self.begin(server, "--requests", "100000", "--max-tokens", "5", "--json", "--save", saved)
+            process = self.begin(server, "--requests", "10000", "--max-tokens", "5", "--json", "--save", saved)
             self.wait_for(model, 40)
             process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=20)
+            out, err = process.communicate(timeout=PATIENCE_S)
         self.assertEqual(process.returncode, 1, err)
         document = json.loads(out)
         self.assertTrue(document["partial"])
@@ -687,32 +685,30 @@ class InterruptTest(LoadgenCase):
     def test_ctrl_c_in_a_terminal_reaches_every_process_and_gives_one_report(self) -> None:
         model = Model()
         with TruthServer(model) as server:
-            load = ("--requests", "100000", "--max-tokens", "5", "--processes", "2", "--json")
+            load = ("--requests", "10000", "--max-tokens", "5", "--processes", "2", "--json")
             process = self.begin(server, *load, start_new_session=True)
             self.wait_for(model, 40)
             os.killpg(process.pid, signal.SIGINT)
-            out, err = process.communicate(timeout=20)
+            out, err = process.communicate(timeout=PATIENCE_S)
         self.assertEqual(process.returncode, 1, err)
         self.assertTrue(json.loads(out)["partial"])
 
     def test_no_process_goes_on_when_the_first_one_is_killed(self) -> None:
         model = Model()
         with TruthServer(model) as server:
-            process = self.begin(server, "--requests", "100000", "--max-tokens", "5", "--processes", "2")
+            process = self.begin(server, "--requests", "10000", "--max-tokens", "5", "--processes", "2")
             self.wait_for(model, 40)
             process.kill()
-            process.communicate(timeout=20)  # the pipes end with the last process that holds them
-            last = len(model.posts)
-            time.sleep(0.1)
-            self.assertEqual(len(model.posts), last)
+            process.communicate(timeout=PATIENCE_S)  # the pipes end with the last process that holds them
+            eventually(self, lambda: server.open_connections, 0)
 
     def test_kill_9_loses_nothing_that_had_finished(self) -> None:
         model, saved = Model(), self.path("run.jsonl")
         with TruthServer(model) as server:
-            process = self.begin(server, "--requests", "100000", "--max-tokens", "5", "--save", saved)
+            process = self.begin(server, "--requests", "10000", "--max-tokens", "5", "--save", saved)
             self.wait_for(model, 40)
             process.kill()
-            process.communicate(timeout=20)
+            process.communicate(timeout=PATIENCE_S)
         read = read_saved(saved)
         self.assertTrue(read.run.partial)
         self.assertGreater(len(read.run.records), 20)

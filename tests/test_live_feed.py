@@ -18,7 +18,7 @@ from servesim.live.attach import attach
 from servesim.live.controls import SCENARIOS, plan_incident
 from servesim.live.meter import CHARTS, Figures, Meter, Trail
 from servesim.live.page import FILES
-from tests.serve_case import LiveServer
+from tests.serve_case import PATIENCE_S, LiveServer
 
 L4: dict[str, Any] = {"model": "llama-3.1-8b", "hardware": "l4-24gb"}
 JSON = {"content-type": "application/json"}
@@ -35,7 +35,7 @@ class LivePage(LiveServer):
         status, _, body = self.ask("POST", "/live/control", asked, JSON | (headers or {}))
         return status, json.loads(body)
 
-    def wait_until(self, what: Any, timeout_s: float = 10.0) -> None:
+    def wait_until(self, what: Any, timeout_s: float = PATIENCE_S) -> None:
         deadline = time.monotonic() + timeout_s
         while not what():
             if time.monotonic() > deadline:
@@ -47,7 +47,7 @@ class Viewer:
     """Reads a feed."""
 
     def __init__(self, port: int) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
         self._connection.request("GET", "/live/feed")
         self.response = self._connection.getresponse()
 
@@ -71,6 +71,7 @@ class Viewer:
 
 class TheFeed(unittest.TestCase):
     def test_a_viewer_hears_what_is_shown_then_samples_and_a_late_one_the_history(self) -> None:
+        began_s = time.time()
         with LivePage() as server:
             viewer = Viewer(server.port)
             self.addCleanup(viewer.close)
@@ -80,7 +81,7 @@ class TheFeed(unittest.TestCase):
             self.assertEqual([chart["title"] for chart in hello["charts"]], [chart.title for chart in CHARTS.values()])
             sample = viewer.next("sample")
             self.assertEqual(sample["server"].keys(), {field.name for field in fields(Figures)})
-            self.assertLess(abs(sample["at_s"] - time.time()), 5.0)
+            self.assertTrue(began_s <= sample["at_s"] <= time.time(), sample)
             late = Viewer(server.port)
             self.addCleanup(late.close)
             again = late.next("hello")
@@ -102,14 +103,12 @@ class TheFeed(unittest.TestCase):
         return viewer.response.status
 
     def test_a_server_that_is_told_to_stop_waits_for_no_viewer(self) -> None:
-        server = LivePage(grace_s=20.0)
+        server = LivePage(grace_s=3600.0)
         with server:
             server.steer({"traffic": {"on": True, "rate": 50}})
             viewer = Viewer(server.port)
             self.addCleanup(viewer.close)
             viewer.next("sample")
-            began = time.monotonic()
-        self.assertLess(time.monotonic() - began, 5.0)
         self.assertEqual(server.loop.cut_off, 0)
         self.assertEqual([name for name, _ in viewer.events() if name not in ("sample", "state")], [])
 
@@ -243,7 +242,7 @@ class Steering(unittest.TestCase):
             head = b"POST /v1/completions HTTP/1.1\r\nhost: here\r\ncontent-length: %d\r\n\r\n" % len(body)
             stranger.sendall(head + body)
             self.assertTrue(stranger.recv(4096))
-            server.steer({"traffic": {"on": True, "rate": 100, "prompt_tokens": 100, "output_tokens": 400}})
+            server.steer({"traffic": {"on": True, "rate": 100, "prompt_tokens": 100, "output_tokens": 4000}})
             server.wait_until(lambda: server.live.traffic.in_flight > 20)
             server.steer({"traffic": {"on": False}})
             held = server.live.traffic.in_flight

@@ -9,7 +9,6 @@ import json
 import random
 import sys
 import tempfile
-import time
 import tracemalloc
 import unittest
 from collections.abc import Iterable
@@ -422,7 +421,6 @@ class SizeTest(TraceCase):
         with self.path.open("w") as file:
             for index in range(50_000):
                 file.write(f'{{"arrival_s": {index}.5, "prompt_tokens": {index % 999 + 1}, "output_tokens": 20}}\n')
-        started = time.perf_counter()
         tracemalloc.start()
         try:
             self.assertEqual(len(read_trace(str(self.path)).requests), 50_000)
@@ -430,7 +428,6 @@ class SizeTest(TraceCase):
         finally:
             tracemalloc.stop()
         self.assertLess(peak, 50_000 * 110)
-        self.assertLess(time.perf_counter() - started, 30)  # a guard against what is not linear, not a benchmark
 
     def test_every_format_says_what_it_is(self) -> None:
         for name, trace_format in TRACE_FORMATS.items():

@@ -135,6 +135,7 @@ class Server:
         self._script = script
         self._idle_close_s = idle_close_s
         self._clock = clock
+        self._selector = selectors.DefaultSelector()
         self._due: list[tuple[float, int, _Peer]] = []
         self._counter = 0
         self._peers: dict[_Peer, float] = {}  # -> idle since, or inf
@@ -145,8 +146,10 @@ class Server:
     @property
     def due_s(self) -> float:
         """Return when the next thing is to be done; inf: when something is asked."""
-        idle_s = min(self._peers.values(), default=math.inf) + self._idle_close_s
-        return min(self._due[0][0] if self._due else math.inf, idle_s)
+        due_s = self._due[0][0] if self._due else math.inf
+        if self._idle_close_s == math.inf:
+            return due_s
+        return min(due_s, min(self._peers.values(), default=math.inf) + self._idle_close_s)
 
     def play(self) -> None:
         """Do all that is due."""
@@ -157,23 +160,24 @@ class Server:
                 if since + self._idle_close_s <= self._clock():
                     self._close(peer)
 
-    def take(self, sock: socket.socket) -> _Peer:
+    def take(self, sock: socket.socket) -> None:
         """Take a new connection."""
         sock.setblocking(False)
         peer = _Peer(sock, self.connections)
         self.connections += 1
         self._peers[peer] = math.inf
-        return peer
+        self._selector.register(sock, selectors.EVENT_READ, peer)
 
     def hear_all(self) -> None:
-        """Read what every connection has."""
-        for peer in list(self._peers):
-            self._hear(peer)
+        """Read what has come on any connection."""
+        for key, _ in self._selector.select(0):
+            self._hear(key.data)
 
     def close_all(self) -> None:
         """Close every connection."""
         for peer in list(self._peers):
             self._close(peer)
+        self._selector.close()
 
     def _hear(self, peer: _Peer) -> None:
         try:
@@ -265,6 +269,7 @@ class Server:
 
     def _close(self, peer: _Peer) -> None:
         del self._peers[peer]
+        self._selector.unregister(peer.sock)
         peer.sock.close()
 
 
@@ -273,7 +278,6 @@ class SocketServer(Server):
 
     def __init__(self, script: Script, *, host: str = "127.0.0.1", idle_close_s: float = math.inf) -> None:
         super().__init__(script, idle_close_s=idle_close_s)
-        self._selector = selectors.DefaultSelector()
         self._listener = socket.create_server(
             (host, 0), backlog=1024, family=socket.AF_INET6 if ":" in host else socket.AF_INET
         )
@@ -298,7 +302,6 @@ class SocketServer(Server):
                     self._hear(key.data)
         self.close_all()
         self._listener.close()
-        self._selector.close()
 
     def _accept(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -307,11 +310,7 @@ class SocketServer(Server):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if LINUX:
                     sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-                self._selector.register(sock, selectors.EVENT_READ, self.take(sock))
-
-    def _close(self, peer: _Peer) -> None:
-        self._selector.unregister(peer.sock)
-        super()._close(peer)
+                self.take(sock)
 
 
 TURN_S = 1e-6
@@ -423,6 +422,10 @@ class TruthServer:
     @property
     def connections(self) -> int:
         return self._server.connections
+
+    @property
+    def open_connections(self) -> int:
+        return len(self._server._peers)
 
     def __enter__(self) -> TruthServer:
         self._thread.start()
