@@ -14,7 +14,7 @@ from typing import IO, Any
 from servesim import __version__
 from servesim.console import reason
 from servesim.errors import InputError, RunError
-from servesim.inputs import read_text
+from servesim.inputs import open_binary, read_text
 from servesim.plan.plan import PlanSpec
 from servesim.plan.space import digest
 from servesim.plan.trial import Row
@@ -27,7 +27,7 @@ def plan_digest(spec: PlanSpec) -> str:
     """Return the digest of everything that a plan's rows depend on; a trace counts by its content, not by its path."""
     workload = spec.question.workload.as_dict()
     if workload["trace"] is not None:
-        with open(workload["trace"], "rb") as file:
+        with open_binary(workload["trace"]) as file:
             workload["trace"] = digest(file.read().hex())
     return digest(
         {
