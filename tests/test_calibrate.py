@@ -14,7 +14,7 @@ from servesim.calibrate.input import of_row, of_run, read_measurements
 from servesim.calibrate.measurement import Measurement, check_figure, figures_for
 from servesim.calibrate.parameters import roofline_from
 from servesim.catalog.hardware import HARDWARE, read_hardware
-from servesim.cli.calibrate import run as calibrate_verb
+from servesim.cli.runner import run_verb
 from servesim.config.build import build_server
 from servesim.config.server import ServerSpec
 from servesim.config.workload import WorkloadSpec
@@ -62,7 +62,7 @@ class Verb:
 
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = calibrate_verb(argv)
+            code = run_verb("calibrate", argv)
         return Said(code, out.getvalue(), err.getvalue())
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from servesim.calibrate.silicon import Group, GroupFit, Held, applied, fit_group, medians, read_groups, transfers, why
 from servesim.calibrate.validate import EVIDENCE, Claim, Evidence, Table, validate
-from servesim.cli.validate import run as validate_verb
+from servesim.cli.runner import run_verb
 from servesim.errors import InputError
 from servesim.report.calibration import evidence_markdown, evidence_text
 from tests.command import Said
@@ -29,7 +29,7 @@ HEADER = (
 def verb(*argv: str) -> Said:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = validate_verb(argv)
+        code = run_verb("validate", argv)
     return Said(code, out.getvalue(), err.getvalue())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -10,12 +11,12 @@ from servesim.calibrate.calibrate import Calibration, calibrate
 from servesim.calibrate.input import read_measurements
 from servesim.calibrate.parameters import FITTABLE
 from servesim.catalog.hardware import device_document
-from servesim.cli.options import CONFIG, JSON, OUTPUT, QUIET, SERVER_GROUPS, gather
-from servesim.cli.output import result_to
+from servesim.cli.options import CONFIG, JSON, OUTPUT, QUIET, SERVER_GROUPS
 from servesim.cli.parser import Parser
+from servesim.cli.runner import Call, Result
 from servesim.config.option import Group, Option, given_of, one_of, text
 from servesim.config.server import ServerSpec
-from servesim.console import Console
+from servesim.console import OutputFile
 from servesim.errors import InputError, RunError
 from servesim.report.calibration import calibration_text
 from servesim.report.documents import document, to_json
@@ -56,7 +57,7 @@ FIT = Group(
             "all that make sense",
             common=True,
         ),
-        replace(OUTPUT, help="write the fitted device to FILE, for --hardware FILE"),
+        replace(OUTPUT, key="device_file", help="write the fitted device to FILE, for --hardware FILE"),
     ),
 )
 
@@ -76,45 +77,36 @@ def build_parser() -> Parser:
     return parser
 
 
-def run(argv: Sequence[str]) -> int:
-    parser = build_parser()
-    flags = parser.read(argv)
-    if flags is None:
-        return 0
-    files = flags.pop("files", None) or []
+def run(call: Call) -> Result:
+    values = call.values
+    files = values.get("files") or []
     if not files:
         raise InputError("name what was measured: a saved run, a report, an engine's log or a table")
-    values = gather(parser, flags)
-    console = Console(quiet=values.get("quiet", False))
     options = {key: value for key, value in given_of(ServerSpec, values).items() if key not in _FITTED}
     cost_model = values.get("cost_model", "roofline")
     names = parse_list(values["fit"], text, "--fit") if "fit" in values else []
     measurements = [found for path in files for found in read_measurements(path, options)]
-    if "output" in values:
-        with result_to(values["output"]) as keep:
-            fit = calibrate(measurements, cost_model=cost_model, names=names)
-            if fit.usable:
-                keep(to_json(_device(fit, files)))
-    else:
+    with ExitStack() as stack:
+        kept = stack.enter_context(OutputFile(values["device_file"])) if "device_file" in values else None
         fit = calibrate(measurements, cost_model=cost_model, names=names)
-    told = fit.as_dict()
-    with result_to(None) as write:
-        if values.get("json"):
-            config = {**options, "cost_model": cost_model, "fit": values.get("fit"), "files": files}
-            write(to_json(document("calibrate", config, told)))
-            for warning in fit.warnings:
-                console.warn(warning)
-        else:
-            write(calibration_text(told))
-    if not fit.usable:
-        raise RunError(f"the fit is unusable: its points are off by {fit.mean_error:.0%} on average")
-    return 0
+        if kept is not None and fit.usable:
+            kept.write(to_json(_device(fit, files)))
+            kept.commit()
+    fitted = fit.as_dict()
+    config = {**options, "cost_model": cost_model, "fit": values.get("fit"), "files": files}
+    unusable = RunError(f"the fit is unusable: its points are off by {fit.mean_error:.0%} on average")
+    return Result(
+        document=lambda: document("calibrate", config, fitted),
+        text=lambda: calibration_text(fitted),
+        in_text=fit.warnings,
+        error=None if fit.usable else unusable,
+    )
 
 
 def _device(fit: Calibration, files: Sequence[str]) -> dict[str, Any]:
     """Return the file of the fitted device, with where its figures came from."""
     preset = fit.preset()
-    told = fit.as_dict()
-    provenance = {key: told[key] for key in ("cost_model", "parameters", "points", "mean_error", "hints", "warnings")}
+    fitted = fit.as_dict()
+    provenance = {key: fitted[key] for key in ("cost_model", "parameters", "points", "mean_error", "hints", "warnings")}
     whole = device_document(fit.hardware, base=preset.get("base"), provenance={"files": list(files), **provenance})
     return {**whole, "name": preset["name"]}

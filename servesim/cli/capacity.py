@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
-from servesim.cli.options import ADAPTERS, CONFIG, COST, DEVICE, JSON, LIMITS, OUTPUT, QUIET, TIERS, gather
-from servesim.cli.output import result_to
+from servesim.cli.options import ADAPTERS, CONFIG, COST, DEVICE, JSON, LIMITS, OUTPUT, QUIET, TIERS
 from servesim.cli.parser import Parser
+from servesim.cli.runner import Call, Result
 from servesim.config.build import build_server
 from servesim.config.option import Group, Option, count, spec_of
 from servesim.config.server import ServerSpec
-from servesim.console import Console
+from servesim.cost.memory import CapacityPlan
+from servesim.errors import CapacityError
 from servesim.report.capacity import beside_dict, beside_lines, capacity_dict, capacity_text
 
 EXAMPLES = (
@@ -58,35 +59,39 @@ def build_parser() -> Parser:
     )
 
 
-def run(argv: Sequence[str]) -> int:
-    parser = build_parser()
-    flags = parser.read(argv)
-    if flags is None:
-        return 0
-    values = gather(parser, flags)
-    console = Console(quiet=values.get("quiet", False))
-    with result_to(values.get("output")) as write:
-        server = build_server(spec_of(ServerSpec, values), tokens_per_request=values.get("tokens_per_request"))
-        plan, context = server.plan, values.get("context")
-        for warning in plan.warnings:
-            console.warn(warning)
-        if values.get("json"):
-            # Reads of runs and their summaries, which a plan printed as text should not wait for.
-            from servesim.report.documents import document, to_json
+def run(call: Call) -> Result:
+    values = call.values
+    server = build_server(spec_of(ServerSpec, values), tokens_per_request=values.get("tokens_per_request"))
+    plan, context = server.plan, values.get("context")
 
-            known = server.describe() | {"tokens_per_request": plan.tokens_per_request, "context": context}
-            config = {key: known[key] for key in parser.options if key in known}
-            body = capacity_dict(plan, context) | beside_dict(server)
-            if values.get("explain_cost"):
-                from servesim.report.explain import cost_dict, plan_shares
+    def document() -> dict[str, Any]:
+        # Reads of runs and their summaries, which a plan printed as text should not wait for.
+        from servesim.report.documents import document
 
-                body["cost"] = cost_dict(plan_shares(server, context))
-            write(to_json(document("capacity", config, body)))
-        else:
-            write(capacity_text(plan, context, beside_lines(server)))
-            if values.get("explain_cost"):
-                from servesim.report.explain import cost_text, plan_shares
+        known = server.describe() | {"tokens_per_request": plan.tokens_per_request, "context": context}
+        config = {key: known[key] for key in call.parser.options if key in known}
+        body = capacity_dict(plan, context) | beside_dict(server)
+        if values.get("explain_cost"):
+            from servesim.report.explain import cost_dict, plan_shares
 
-                write("\n" + cost_text(plan_shares(server, context)))
-    plan.require_start()
-    return 0
+            body["cost"] = cost_dict(plan_shares(server, context))
+        return document("capacity", config, body)
+
+    def text() -> str:
+        plain = capacity_text(plan, context, beside_lines(server))
+        if not values.get("explain_cost"):
+            return plain
+        from servesim.report.explain import cost_text, plan_shares
+
+        return plain + "\n" + cost_text(plan_shares(server, context))
+
+    return Result(document=document, text=text, warnings=plan.warnings, error=_start_error(plan))
+
+
+def _start_error(plan: CapacityPlan) -> CapacityError | None:
+    """Return what keeps the server from starting; None where it starts."""
+    try:
+        plan.require_start()
+    except CapacityError as error:
+        return error
+    return None

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from servesim.cli.options import JSON, OUTPUT, QUIET
-from servesim.cli.output import result_to
 from servesim.cli.parser import Parser
+from servesim.cli.runner import Call, Result
 from servesim.comparison.compare import MARGIN, compare
 from servesim.comparison.gate import TRIPPED, UNKNOWN, judge, parse_gates
 from servesim.comparison.input import read_side
 from servesim.config.option import Group, Option, text
-from servesim.console import Console
 from servesim.errors import InputError
 from servesim.report.comparison import comparison_markdown, comparison_text
-from servesim.report.documents import document, to_json
+from servesim.report.documents import document
 from servesim.units import parse_finite
 
 EXAMPLES = (
@@ -72,29 +70,24 @@ def build_parser() -> Parser:
     return parser
 
 
-def run(argv: Sequence[str]) -> int:
-    values = build_parser().read(argv)
-    if values is None:
-        return 0
+def run(call: Call) -> Result:
+    values = call.values
     if values.get("json") and values.get("markdown"):
         raise InputError("--json and --markdown are given; choose one")
     gates = parse_gates(values.get("fail_if", ()))
-    console = Console(quiet=values.get("quiet", False))
-    with result_to(values.get("output")) as write:
-        comparison = compare(read_side(values["a"]), read_side(values["b"]), values.get("margin", MARGIN))
-        results = [judge(gate, comparison) for gate in gates]
-        config = {key: values.get(key) for key in ("a", "b", "margin", "fail_if", "strict")}
-        body = comparison.as_dict() | {"gates": [result.as_dict() for result in results]}
-        told = document("compare", config, body)
-        if values.get("json"):
-            write(to_json(told))
-        else:
-            write(comparison_markdown(told) if values.get("markdown") else comparison_text(told))
-    for result in results:
-        if result.result == UNKNOWN:
-            console.warn(f"gate {result.gate.text} cannot tell and does not trip: {result.reason}")
-    failing = (TRIPPED, UNKNOWN) if values.get("strict") else (TRIPPED,)
-    for result in results:
-        if result.result == TRIPPED:
-            console.warn(f"gate {result.gate.text} tripped: {result.reason}")
-    return int(any(result.result in failing for result in results))
+    comparison = compare(read_side(values["a"]), read_side(values["b"]), values.get("margin", MARGIN))
+    results = [judge(gate, comparison) for gate in gates]
+    config = {key: values.get(key) for key in ("a", "b", "margin", "fail_if", "strict")}
+    body = comparison.as_dict() | {"gates": [result.as_dict() for result in results]}
+    compared = document("compare", config, body)
+    unknown = [each for each in results if each.result == UNKNOWN]
+    tripped = [each for each in results if each.result == TRIPPED]
+    return Result(
+        document=lambda: compared,
+        text=lambda: comparison_markdown(compared) if values.get("markdown") else comparison_text(compared),
+        code=int(bool(tripped or (unknown and values.get("strict")))),
+        warnings=[
+            *(f"gate {each.gate.text} cannot tell and does not trip: {each.reason}" for each in unknown),
+            *(f"gate {each.gate.text} tripped: {each.reason}" for each in tripped),
+        ],
+    )

@@ -16,8 +16,8 @@ from servesim.catalog.hardware import HARDWARE
 from servesim.catalog.models import MODELS
 from servesim.cli.main import VERBS
 from servesim.cli.options import OUTPUT, QUIET
-from servesim.cli.output import result_to
 from servesim.cli.parser import Parser
+from servesim.cli.runner import Call, Result
 from servesim.cli.trace import ACTIONS
 from servesim.config.option import Group, OneOf, Option
 from servesim.cost.model import COST_MODELS
@@ -252,15 +252,10 @@ def build_parser() -> Parser:
     return parser
 
 
-def run(argv: Sequence[str]) -> int:
-    flags = build_parser().read(argv)
-    if flags is None:
-        return 0
-    shell = flags.get("shell")
+def run(call: Call) -> Result:
+    shell = call.values.get("shell")
     if shell is None:
         raise InputError(f"name a shell: servesim completion {'|'.join(SHELLS)}")
     if shell not in SHELLS:
         raise suggest("shell", shell, SHELLS)
-    with result_to(flags.get("output")) as write:
-        write(SHELLS[shell](verbs(VERBS, {"completion": tuple(SHELLS)})))
-    return 0
+    return Result(text=lambda: SHELLS[shell](verbs(VERBS, {"completion": tuple(SHELLS)})))

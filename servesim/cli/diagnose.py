@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from servesim.catalog.hardware import load_hardware
 from servesim.catalog.models import load_model
 from servesim.cli.options import DEVICE, JSON, LIMITS, OUTPUT, QUIET, SLO
-from servesim.cli.output import result_to
 from servesim.cli.parser import Parser
+from servesim.cli.runner import Call, Result
 from servesim.config.option import Group, Option, given_of, seconds, text
 from servesim.config.server import ServerSpec
 from servesim.config.server_flags import parse_flags
-from servesim.console import Console
 from servesim.diagnose.diagnose import diagnosis
 from servesim.diagnose.input import Known, read_subjects
 from servesim.errors import InputError
 from servesim.report.diagnosis import diagnosis_text
-from servesim.report.documents import document, to_json
+from servesim.report.documents import document
 from servesim.summary.slo import parse_slos
 
 EXAMPLES = (
@@ -67,28 +65,23 @@ def build_parser() -> Parser:
     return parser
 
 
-def run(argv: Sequence[str]) -> int:
-    flags = build_parser().read(argv)
-    if flags is None:
-        return 0
-    files = flags.pop("files", [])
+def run(call: Call) -> Result:
+    values = call.values
+    files = values.get("files", [])
     if not files:
         raise InputError("name a file: servesim diagnose FILE..., such as a saved /metrics page")
-    console = Console(quiet=flags.get("quiet", False))
     known = Known(
-        window_s=flags.get("window_s"),
-        flags=parse_flags(flags["flags"]) if "flags" in flags else None,
-        options=given_of(ServerSpec, flags),
-        slos=tuple(parse_slos(flags.get("slo", ()))),
+        window_s=values.get("window_s"),
+        flags=parse_flags(values["flags"]) if "flags" in values else None,
+        options=given_of(ServerSpec, values),
+        slos=tuple(parse_slos(values.get("slo", ()))),
     )
-    if "hardware" in flags:
-        load_hardware(flags["hardware"])  # a name mistyped here is worth more than a note
-    if "model" in flags:
-        load_model(flags["model"])
-    with result_to(flags.get("output")) as write:
-        body = diagnosis(*read_subjects(files, known), try_it=flags.get("try", False))
-        for note in body["notes"]:
-            console.note(note)
-        config = {"files": files, **{key: value for key, value in flags.items() if key not in ("json", "output")}}
-        write(to_json(document("diagnose", config, body)) if flags.get("json") else diagnosis_text(body))
-    return 0
+    if "hardware" in values:
+        load_hardware(values["hardware"])  # a name mistyped here is worth more than a note
+    if "model" in values:
+        load_model(values["model"])
+    body = diagnosis(*read_subjects(files, known), try_it=values.get("try", False))
+    for note in body["notes"]:
+        call.console.note(note)
+    config = {"files": files, **{key: value for key, value in values.items() if key not in ("files", "json", "output")}}
+    return Result(document=lambda: document("diagnose", config, body), text=lambda: diagnosis_text(body))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from servesim.catalog.hardware import HARDWARE, load_hardware
 from servesim.cli.options import JSON, OUTPUT, QUIET
-from servesim.cli.output import result_to
 from servesim.cli.parser import Parser
+from servesim.cli.runner import Call, Result
 from servesim.config.option import Group
 from servesim.report.catalog import device_dict, device_text, devices_text
-from servesim.report.documents import document, to_json
+from servesim.report.documents import document
 
 EXAMPLES = (
     "servesim hardware",
@@ -35,16 +33,11 @@ def build_parser() -> Parser:
     return parser
 
 
-def run(argv: Sequence[str]) -> int:
-    flags = build_parser().read(argv)
-    if flags is None:
-        return 0
-    names = flags.get("names") or []
+def run(call: Call) -> Result:
+    names = call.values.get("names") or []
     devices = [load_hardware(name) for name in names or HARDWARE]
-    with result_to(flags.get("output")) as write:
-        if flags.get("json"):
-            asked = {"names": names} if names else {}
-            write(to_json(document("hardware", asked, {"devices": [device_dict(device) for device in devices]})))
-        else:
-            write("\n".join(map(device_text, devices)) if names else devices_text(devices))
-    return 0
+    config = {"names": names} if names else {}
+    return Result(
+        document=lambda: document("hardware", config, {"devices": [device_dict(device) for device in devices]}),
+        text=lambda: "\n".join(map(device_text, devices)) if names else devices_text(devices),
+    )

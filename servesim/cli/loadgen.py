@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from servesim.cli.options import CONFIG, JSON, OUTPUT, PLOT, QUIET, SAVE, SLO, gather
-from servesim.cli.output import ascii_only, check_output, result_to
+from servesim.cli.options import CONFIG, JSON, OUTPUT, PLOT, QUIET, SAVE, SLO
 from servesim.cli.parser import Parser
+from servesim.cli.runner import Call, Result
 from servesim.client.flavour import API_FLAVOURS, flavour_of
 from servesim.client.measurement import LiveFile, Measurer, path_beside
 from servesim.client.prompts import GivenPrompt, read_prompts
@@ -32,7 +31,7 @@ from servesim.interrupts import Interrupts
 from servesim.live.loadgen import LoadPage
 from servesim.plan.search import Answer, Probe, Search
 from servesim.plan.sweep import Point, grid, knee
-from servesim.report.documents import document, summary_document, sweep_document, to_json
+from servesim.report.documents import document, summary_document, sweep_document
 from servesim.report.loadgen import FoundLoad, load_json, load_text, spread_json, spread_text, target_text
 from servesim.report.sweep import scan_json, scan_text, sweep_text
 from servesim.report.terminal import plot_rows, plot_run
@@ -307,46 +306,43 @@ def build_parser() -> Parser:
     )
 
 
-def run(argv: Sequence[str]) -> int:
-    parser = build_parser()
-    flags = parser.read(argv)
-    if flags is None:
-        return 0
-    values = gather(parser, flags)
-    check_output(values)
-    plan = make_plan(parser, values)
-    console = Console(quiet=plan.values.get("quiet", False))
-    with ExitStack() as stack:
-        write = stack.enter_context(result_to(plan.values.get("output")))
-        work = stack.enter_context(Work.begin(plan, console))
+def run(call: Call) -> Result:
+    plan = make_plan(call.parser, call.values)
+    with Work.begin(plan, call.console) as work:
         report = _search if plan.load.find else _rows if plan.axes else _single
-        text, code = report(work)
-        write(text)
-    for error in work.file_errors[:1]:
-        console.error(str(error))
-    return 1 if work.file_errors else code
+        result = report(work, call)
+    return result if not work.file_errors else replace(result, error=work.file_errors[0])
 
 
-def _single(work: Work) -> tuple[str, int]:
-    """Measure one point and return its report and exit code."""
+def _single(work: Work, call: Call) -> Result:
+    """Measure one point."""
     run, summary, repeats = work.repeated({}, "")
-    if work.plan.values.get("json"):
-        told = summary_document("loadgen", run.config, summary) | load_json(run, summary)
+
+    def document() -> dict[str, Any]:
+        document = summary_document("loadgen", run.config, summary) | load_json(run, summary)
         if len(repeats) > 1:
-            told["repeats"] = spread_json(repeats)
-        text = to_json(told)
-    else:
+            document["repeats"] = spread_json(repeats)
+        return document
+
+    def text() -> str:
         text = target_text(run) + summary_text(summary) + load_text(run, summary)
         if len(repeats) > 1:
             text += spread_text(repeats)
         if work.plan.values.get("plot"):
-            text += "\n" + plot_run(run, ascii_only=ascii_only(work.plan.values.get("output")))
-    _warn(work, [summary])
-    return text, _code(work, repeats, missed=any(_missed(each) for each in repeats))
+            text += "\n" + plot_run(run, ascii_only=call.ascii_only)
+        return text
+
+    return Result(
+        document=document,
+        text=text,
+        code=_code(work, repeats, missed=any(_missed(each) for each in repeats)),
+        in_text=_warnings([summary]),
+        warnings=_saturated(repeats),
+    )
 
 
-def _rows(work: Work) -> tuple[str, int]:
-    """Measure every point of the grid and return the table and the exit code."""
+def _rows(work: Work, call: Call) -> Result:
+    """Measure every point of the grid."""
     plan = work.plan
     runs: list[Run] = []
     summaries: list[Summary] = []
@@ -374,30 +370,39 @@ def _rows(work: Work) -> tuple[str, int]:
             [summary.throughput.output_tokens_per_s for summary in summaries],
             [summary.e2e_ms.mean if summary.e2e_ms else None for summary in summaries],
         )
-    if work.plan.values.get("json"):
-        config = {**runs[0].config, **plan.axes}
+    whole = len(summaries) == len(plan.points) and not runs[-1].partial
+
+    def document() -> dict[str, Any]:
         rows = [{**point, "swept": point} for point in points]
-        told = sweep_document(config, rows, summaries, knee=at, command="loadgen")
-        told["partial"] = len(summaries) < len(plan.points) or told["partial"]
+        document = sweep_document({**runs[0].config, **plan.axes}, rows, summaries, knee=at, command="loadgen")
+        document["partial"] = len(summaries) < len(plan.points) or document["partial"]
         if scan is not None:
-            told["scan"] = scan_json(scan)
-        text = to_json(told)
-    else:
+            document["scan"] = scan_json(scan)
+        return document
+
+    def text() -> str:
         text = scan_text(scan) if scan is not None else sweep_text(points, summaries, at)
         if plan.values.get("plot"):
-            text += "\n" + plot_rows(points, summaries, at, ascii_only=ascii_only(plan.values.get("output")))
-    _warn(work, summaries, always=True)
-    whole = len(summaries) == len(plan.points) and not runs[-1].partial
-    if not whole:
-        work.console.warn(f"interrupted: {len(summaries):,} of {len(plan.points):,} rows, the last may be partial")
-    for warning in () if scan is None else scan.warnings:
-        work.console.warn(warning)
+            text += "\n" + plot_rows(points, summaries, at, ascii_only=call.ascii_only)
+        return text
+
+    cut = f"interrupted: {len(summaries):,} of {len(plan.points):,} rows, the last may be partial"
     missed = all(_missed(summary) for summary in summaries)
-    return text, max(int(not whole), _code(work, summaries, missed=missed))
+    return Result(
+        document=document,
+        text=text,
+        code=max(int(not whole), _code(work, summaries, missed=missed)),
+        warnings=[
+            *_warnings(summaries),
+            *([] if whole else [cut]),
+            *([] if scan is None else scan.warnings),
+            *_saturated(summaries),
+        ],
+    )
 
 
-def _search(work: Work) -> tuple[str, int]:
-    """Search for the highest load that meets the objectives and return its report and exit code."""
+def _search(work: Work, call: Call) -> Result:
+    """Search for the highest load that meets the objectives."""
     plan = work.plan
     key = str(plan.load.find)
     start, maximum = float(plan.values[key]), plan.load.find_max
@@ -405,11 +410,11 @@ def _search(work: Work) -> tuple[str, int]:
 
     def probe(load: float) -> tuple[Answer, tuple[Run, Summary]]:
         nonlocal warmed
-        asked: Point = {key: int(load) if key == "concurrency" else load}
+        point: Point = {key: int(load) if key == "concurrency" else load}
         if not plan.values.keys() & {"requests", "duration_s"}:
-            asked["requests"] = max(REQUESTS_A_PROBE, math.ceil(REQUESTS_A_UNIT[key] * load))
+            point["requests"] = max(REQUESTS_A_PROBE, math.ceil(REQUESTS_A_UNIT[key] * load))
         number = sum(each.load == load for each in search.probes)
-        run, summary = work.measure(asked, probe_label(key, load, number), warmup=None if not warmed else 0)
+        run, summary = work.measure(point, probe_label(key, load, number), warmup=None if not warmed else 0)
         warmed = True
         if run.partial:
             raise _StoppedError
@@ -417,7 +422,7 @@ def _search(work: Work) -> tuple[str, int]:
             return Answer.DISCARDED, (run, summary)
         return Answer.MISSED if _missed(summary) else Answer.MET, (run, summary)
 
-    def told(each: Probe[tuple[Run, Summary]]) -> None:
+    def say(each: Probe[tuple[Run, Summary]]) -> None:
         work.console.note(f"{key} {each.load:g}: {each.answer.value}")
 
     search: Search[tuple[Run, Summary]] = Search(
@@ -425,7 +430,7 @@ def _search(work: Work) -> tuple[str, int]:
         start=start,
         maximum=math.inf if maximum is None else float(maximum),
         whole=key == "concurrency",
-        on_probe=told,
+        on_probe=say,
     )
     partial = False
     try:
@@ -434,18 +439,22 @@ def _search(work: Work) -> tuple[str, int]:
         partial, found = True, search.found()
     tried = [(each.load, each.answer.value, each.result[1]) for each in found.probes]
     report = FoundLoad(key=key, load=found.load, next_load=found.next_load, limit=found.limit.value, probes=tried)
-    if plan.values.get("json"):
-        best = None if found.result is None else found.result[1].as_dict()
-        config = work.measurer.config(spec_of(WorkloadSpec, plan.values)) | {"slo": plan.values["slo"]}
-        body = {"found": report.as_dict(), "summary": best}
-        text = to_json(document("loadgen", config, body, partial=partial, schema="find"))
-    else:
+
+    def text() -> str:
         text = report.text()
         if found.result is not None:
             text += "\n" + summary_text(found.result[1]) + load_text(*found.result)
             if plan.values.get("plot"):
-                text += "\n" + plot_run(found.result[0], ascii_only=ascii_only(plan.values.get("output")))
-    return text, int(partial or found.load is None)
+                text += "\n" + plot_run(found.result[0], ascii_only=call.ascii_only)
+        return text
+
+    config = work.measurer.config(spec_of(WorkloadSpec, plan.values)) | {"slo": plan.values["slo"]}
+    body = {"found": report.as_dict(), "summary": None if found.result is None else found.result[1].as_dict()}
+    return Result(
+        document=lambda: document("loadgen", config, body, partial=partial, schema="find"),
+        text=text,
+        code=int(partial or found.load is None),
+    )
 
 
 class _StoppedError(Exception):
@@ -456,19 +465,21 @@ def _missed(summary: Summary) -> bool:
     return any(not result.met for result in summary.slo or ())
 
 
-def _warn(work: Work, summaries: Sequence[Summary], *, always: bool = False) -> None:
-    """Say on stderr what the result does not say itself."""
-    if always or work.plan.values.get("json") or "output" in work.plan.values:
-        for warning in dict.fromkeys(
-            text for summary in summaries for text in (*summary.warnings, *summary.violations)
-        ):
-            work.console.warn(warning)
+def _warnings(summaries: Sequence[Summary]) -> list[str]:
+    """Return the warnings of the rows, each once."""
+    return list(dict.fromkeys(text for summary in summaries for text in (*summary.warnings, *summary.violations)))
+
+
+def _is_saturated(summaries: Sequence[Summary]) -> bool:
+    return any((summary.client or {}).get("verdict") == "saturated" for summary in summaries)
+
+
+def _saturated(summaries: Sequence[Summary]) -> list[str]:
+    """Return what to say where the client was too slow."""
+    text = "the client was saturated: the figures are as much its own as the server's; see --processes"
+    return [text] if _is_saturated(summaries) else []
 
 
 def _code(work: Work, summaries: Sequence[Summary], *, missed: bool) -> int:
     lost = any(summary.requests.failed or summary.requests.rejected or summary.partial for summary in summaries)
-    verdicts = {(summary.client or {}).get("verdict") for summary in summaries}
-    if "saturated" in verdicts:
-        work.console.warn("the client was saturated: the figures are as much its own as the server's; see --processes")
-    strict = work.measurer.load.strict and "saturated" in verdicts
-    return int(bool(lost or missed or strict))
+    return int(lost or missed or (work.measurer.load.strict and _is_saturated(summaries)))

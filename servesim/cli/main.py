@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 
 from servesim import __version__
 from servesim.console import Console, reason
@@ -31,7 +30,7 @@ VERBS: dict[str, str] = {
     "completion": "completion of the command line for bash, zsh and fish",
     "schema": "the JSON Schema of everything that is written",
 }
-"""Each verb is the module `servesim.cli.VERB` with `build_parser()` and `run(argv) -> int`, imported when asked for."""
+"""Each verb is the module `servesim.cli.VERB` with `build_parser()` and `run(call)` (see `servesim.cli.runner`)."""
 
 USAGE = """\
 examples:
@@ -87,8 +86,9 @@ def dispatch(argv: list[str]) -> int:
     verb = argv[0]
     if verb not in VERBS:
         raise suggest("verb", verb, VERBS)
-    code: int = import_module(f"servesim.cli.{verb}").run(argv[1:])
-    return code
+    from servesim.cli.runner import run_verb  # which imports what `servesim --help` does not need
+
+    return run_verb(verb, argv[1:])
 
 
 def _forget_stdout() -> None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from servesim.catalog.model import Model
 from servesim.catalog.models import MODELS, load_model, repositories
 from servesim.catalog.weights import WEIGHT_FORMATS
 from servesim.cli.options import JSON, OUTPUT, QUIET
-from servesim.cli.output import result_to
 from servesim.cli.parser import Parser
+from servesim.cli.runner import Call, Result
 from servesim.config.option import Group, Option, options_of
 from servesim.config.server import ServerSpec
 from servesim.errors import InputError
 from servesim.report.catalog import format_dict, formats_text, model_dict, model_text, models_text
-from servesim.report.documents import document, to_json
+from servesim.report.documents import document
 
 EXAMPLES = (
     "servesim models",
@@ -51,32 +50,31 @@ def build_parser() -> Parser:
     return parser
 
 
-def run(argv: Sequence[str]) -> int:
-    flags = build_parser().read(argv)
-    if flags is None:
-        return 0
-    names = flags.get("names") or []
-    if flags.get("formats"):
+def run(call: Call) -> Result:
+    values = call.values
+    names = values.get("names") or []
+    config = {key: values[key] for key in ("names", *_AS_SERVED) if values.get(key)}
+    if values.get("formats"):
         if names:
             raise InputError("--formats lists the formats of weights; leave it out to describe a model")
-        body: dict[str, Any] = {"formats": [format_dict(form) for form in WEIGHT_FORMATS.values()]}
-        text = formats_text(WEIGHT_FORMATS.values())
-    else:
-        models = [_as_served(load_model(name), flags) for name in names or MODELS]
-        body = {"models": [model_dict(model) for model in models]}
-        text = models_text(models)
-        if names:
-            text = "\n".join(model_text(model, _repositories(model)) for model in models)
-    with result_to(flags.get("output")) as write:
-        asked = {key: flags[key] for key in ("names", *_AS_SERVED) if flags.get(key)}
-        write(to_json(document("models", asked, body)) if flags.get("json") else text)
-    return 0
+        formats = WEIGHT_FORMATS.values()
+        return Result(
+            document=lambda: document("models", config, {"formats": [format_dict(each) for each in formats]}),
+            text=lambda: formats_text(formats),
+        )
+    models = [_as_served(load_model(name), values) for name in names or MODELS]
+    return Result(
+        document=lambda: document("models", config, {"models": [model_dict(model) for model in models]}),
+        text=lambda: (
+            "\n".join(model_text(model, _repositories(model)) for model in models) if names else models_text(models)
+        ),
+    )
 
 
-def _as_served(model: Model, flags: dict[str, Any]) -> Model:
-    if flags.get("quantization") is not None:
-        model = model.quantized(flags["quantization"])
-    return model if flags.get("kv_cache_dtype") is None else model.with_kv_dtype(flags["kv_cache_dtype"])
+def _as_served(model: Model, values: dict[str, Any]) -> Model:
+    if values.get("quantization") is not None:
+        model = model.quantized(values["quantization"])
+    return model if values.get("kv_cache_dtype") is None else model.with_kv_dtype(values["kv_cache_dtype"])
 
 
 def _repositories(model: Model) -> list[str]:

@@ -99,10 +99,18 @@ class Parser(argparse.ArgumentParser):
                 return values[0] if len(values) == 1 else values
             return check(value, option.flag)
 
-        action: Any = "append" if option.repeat else "store"
+        action: Any = "extend" if option.many else "append" if option.repeat else "store"
         if option.join:
             action = partial(_Join, option.join)
-        section.add_argument(*flags, dest=option.key, action=action, type=parse, metavar=option.metavar, help=text)
+        section.add_argument(
+            *flags,
+            dest=option.key,
+            action=action,
+            type=parse,
+            metavar=option.metavar,
+            help=text,
+            nargs="+" if option.many else None,
+        )
 
     def format_help(self) -> str:
         """Return the whole help."""

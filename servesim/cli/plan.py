@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from servesim.cli.options import CONFIG, JOBS, JSON, OUTPUT, QUIET, SERVER_GROUPS, SLO, gather
-from servesim.cli.output import result_to
+from servesim.cli.options import CONFIG, JOBS, JSON, OUTPUT, QUIET, SERVER_GROUPS, SLO
 from servesim.cli.parser import Parser
+from servesim.cli.runner import Call, Result
 from servesim.config.fleet import FLEET_CHECKS, FleetSpec, parse_prices, split
 from servesim.config.option import Group, Option, count, groups_of, number, options_of, spec_of, text
 from servesim.config.server import ServerSpec
@@ -24,7 +23,7 @@ from servesim.plan.shards import ShardWriter, parse_shard, plan_digest, read_sha
 from servesim.plan.space import DEFAULT_LINK, candidates, possible, prices_an_hour
 from servesim.plan.sweep import grid
 from servesim.plan.trial import Question, Unit, workers
-from servesim.report.documents import document, to_json
+from servesim.report.documents import document
 from servesim.report.plan import plan_text
 from servesim.summary.slo import parse_slos
 
@@ -101,6 +100,7 @@ WHERE = Group(
             text,
             "FILE...",
             repeat=True,
+            many=True,
             common=True,
         ),
         replace(JOBS, default="all cores"),
@@ -128,35 +128,16 @@ def build_parser() -> Parser:
     )
 
 
-def run(argv: Sequence[str]) -> int:
-    parser = build_parser()
-    flags = parser.read(_spread(argv))
-    if flags is None:
-        return 0
-    values = gather(parser, flags)
-    console = Console(quiet=values.get("quiet", False))
+def run(call: Call) -> Result | int:
+    values, console = call.values, call.console
     if "from" in values and "shard" in values:
         raise InputError("--from merges what --shard wrote; leave one out")
     if "from" in values:
-        return _merge(parser, values, console)
+        return _merge(call.parser, values, console)
     spec = plan_spec(values, console)
     if "shard" in values:
         return _shard(spec, values, console)
     return _plan(spec, Planner(spec), values, console)
-
-
-def _spread(argv: Sequence[str]) -> list[str]:
-    """Return `argv` with `--from a b` as `--from a --from b`, which is what a shell makes of shard*.jsonl."""
-    spread: list[str] = []
-    inside = False
-    for word in argv:
-        if inside and not word.startswith("-"):
-            if spread[-1] != "--from":
-                spread.append("--from")
-        else:
-            inside = word == "--from"
-        spread.append(word)
-    return spread
 
 
 def plan_spec(values: dict[str, Any], console: Console | None = None) -> PlanSpec:
@@ -235,7 +216,7 @@ def _shard(spec: PlanSpec, values: dict[str, Any], console: Console) -> int:
         writer.close()
 
 
-def _merge(parser: Parser, values: dict[str, Any], console: Console) -> int:
+def _merge(parser: Parser, values: dict[str, Any], console: Console) -> Result:
     """Put the rows of shards together, compute what is missing, and report."""
     given = values.keys() - _NOT_PLAN
     config, plan, rows, notes = read_shards(values["from"])
@@ -255,19 +236,18 @@ def _merge(parser: Parser, values: dict[str, Any], console: Console) -> int:
     return _plan(spec, planner, {**checked, **values}, console)
 
 
-def _plan(spec: PlanSpec, planner: Planner, values: dict[str, Any], console: Console) -> int:
-    with result_to(values.get("output")) as write:
-        while units := planner.missing():
-            if not _do(spec, units, planner.add, values, console):
-                console.warn("interrupted before the plan was complete")
-                planner.interrupted = True
-                break
-        body, partial = plan_body(planner), planner.interrupted
-        if values.get("json"):
-            write(to_json(document("plan", _config(values, spec), body, partial=partial)))
-        else:
-            write(plan_text(body, partial=partial))
-    return int(body["chosen"] is None)
+def _plan(spec: PlanSpec, planner: Planner, values: dict[str, Any], console: Console) -> Result:
+    while units := planner.missing():
+        if not _do(spec, units, planner.add, values, console):
+            console.warn("interrupted before the plan was complete")
+            planner.interrupted = True
+            break
+    body, partial = plan_body(planner), planner.interrupted
+    return Result(
+        document=lambda: document("plan", _config(values, spec), body, partial=partial),
+        text=lambda: plan_text(body, partial=partial),
+        code=int(body["chosen"] is None),
+    )
 
 
 def cores() -> int:

@@ -9,10 +9,10 @@ from typing import Any
 from servesim.catalog.hardware import load_hardware
 from servesim.catalog.models import load_model
 from servesim.cli.options import OUTPUT, QUIET, SLO
-from servesim.cli.output import result_to
 from servesim.cli.parser import Parser
+from servesim.cli.runner import Call, Result
 from servesim.config.option import Group, Option, one_of, text
-from servesim.console import Console, one_line
+from servesim.console import one_line
 from servesim.errors import InputError
 from servesim.inputs import Contents, Kind, recognise
 from servesim.report.charts import FIGURES
@@ -77,29 +77,22 @@ def build_parser() -> Parser:
     return parser
 
 
-def run(argv: Sequence[str]) -> int:
-    flags = build_parser().read(argv)
-    if flags is None:
-        return 0
-    files = flags.get("files") or []
+def run(call: Call) -> Result:
+    values = call.values
+    files = values.get("files") or []
     if not files:
         raise InputError("name a saved run or a document: servesim report run.jsonl -o report.html")
     if len(files) > MAX_FILES:
         raise InputError(f"{len(files)} files are too many for one picture; give at most {MAX_FILES}")
-    if flags.get("json") and flags.get("format", "json") != "json":
-        raise InputError(f"--json is --format json, and --format {flags['format']} was given as well")
-    console = Console(quiet=flags.get("quiet", False))
-    name = "json" if flags.get("json") else flags.get("format") or format_of(flags.get("output"))
-    renderer = RENDERERS[name]
-    with result_to(flags.get("output")) as write:
-        material = read_material(files, parse_slos(flags.get("slo", ())), title=flags.get("title"))
-        material.hardware, material.model = flags.get("hardware"), flags.get("model")
-        _check_device(material)
-        for note in material.notes:
-            console.note(note)
-        for piece in renderer.render(material, flags.get("figures") or list(FIGURES)):
-            write(piece)
-    return 0
+    if values.get("json") and values.get("format", "json") != "json":
+        raise InputError(f"--json is --format json, and --format {values['format']} was given as well")
+    name = "json" if values.get("json") else values.get("format") or format_of(values.get("output"))
+    material = read_material(files, parse_slos(values.get("slo", ())), title=values.get("title"))
+    material.hardware, material.model = values.get("hardware"), values.get("model")
+    _check_device(material)
+    for note in material.notes:
+        call.console.note(note)
+    return Result(text=lambda: RENDERERS[name].render(material, values.get("figures") or list(FIGURES)))
 
 
 def read_material(files: Sequence[str], slos: Sequence[Slo] = (), *, title: str | None = None) -> Material:

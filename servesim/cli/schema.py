@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from servesim.cli.options import JSON, OUTPUT, QUIET
-from servesim.cli.output import result_to
 from servesim.cli.parser import Parser
+from servesim.cli.runner import Call, Result
 from servesim.config.option import Group
 from servesim.report.documents import document, to_json
 from servesim.report.schemas.registry import SCHEMAS, identity, schema
@@ -31,22 +29,16 @@ def build_parser() -> Parser:
     return parser
 
 
-def run(argv: Sequence[str]) -> int:
-    flags = build_parser().read(argv)
-    if flags is None:
-        return 0
-    name = flags.get("name")
+def run(call: Call) -> Result:
+    name = call.values.get("name")
     if name is not None:
-        text = to_json(schema(name))
-    elif flags.get("json"):
-        known = [
-            {"name": each, "id": identity(each), "about": found.about, "lines": found.lines}
-            for each, found in SCHEMAS.items()
-        ]
-        text = to_json(document("schema", {}, {"schemas": known}))
-    else:
-        width = max(map(len, map(identity, SCHEMAS)))
-        text = "".join(f"{identity(each):<{width}}  {found.about}\n" for each, found in SCHEMAS.items())
-    with result_to(flags.get("output")) as write:
-        write(text)
-    return 0
+        return Result(document=lambda: schema(name), text=lambda: to_json(schema(name)))
+    known = [
+        {"name": each, "id": identity(each), "about": found.about, "lines": found.lines}
+        for each, found in SCHEMAS.items()
+    ]
+    width = max(map(len, map(identity, SCHEMAS)))
+    return Result(
+        document=lambda: document("schema", {}, {"schemas": known}),
+        text=lambda: "".join(f"{identity(each):<{width}}  {found.about}\n" for each, found in SCHEMAS.items()),
+    )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
 
-from servesim.cli.options import CONFIG, QUIET, SERVER_GROUPS, gather
+from servesim.cli.options import CONFIG, QUIET, SERVER_GROUPS
 from servesim.cli.parser import Parser
+from servesim.cli.runner import Call
 from servesim.config.build import build_server
 from servesim.config.option import Group, groups_of, spec_of
 from servesim.config.serve import ServeSpec
@@ -41,13 +41,8 @@ def build_parser() -> Parser:
     )
 
 
-def run(argv: Sequence[str]) -> int:
-    parser = build_parser()
-    flags = parser.read(argv)
-    if flags is None:
-        return 0
-    values = gather(parser, flags)
-    console = Console(quiet=values.get("quiet", False))
+def run(call: Call) -> int:
+    values, console = call.values, call.console
     server = build_server(spec_of(ServerSpec, values))
     for note in server.notes:
         console.note(note)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -20,10 +19,9 @@ from servesim.cli.options import (
     SERVER_GROUPS,
     SLO,
     TOKEN_TIMES,
-    gather,
 )
-from servesim.cli.output import ascii_only, check_output, result_to
 from servesim.cli.parser import Parser
+from servesim.cli.runner import Call, Result
 from servesim.config.fleet import FleetSpec
 from servesim.config.option import Group, Option, groups_of, spec_of, text
 from servesim.config.server import ServerSpec
@@ -34,7 +32,7 @@ from servesim.errors import InputError
 from servesim.fleet.build import build_deployment
 from servesim.fleet.simulate import DEFAULT_CONCURRENCY, run_deployment
 from servesim.interrupts import Interrupts
-from servesim.report.documents import summary_document, to_json
+from servesim.report.documents import summary_document
 from servesim.report.explain import CostShare, cost_dict, cost_text, explain, explain_text, run_shares
 from servesim.report.terminal import plot_run
 from servesim.report.text import LABEL, gain_text, setup_text, summary_text, without_tiers
@@ -71,49 +69,43 @@ def build_parser() -> Parser:
     )
 
 
-def run(argv: Sequence[str]) -> int:
-    parser = build_parser()
-    flags = parser.read(argv)
-    if flags is None:
-        return 0
-    values = gather(parser, flags)
-    check_output(values)
+def run(call: Call) -> Result:
+    values, console = call.values, call.console
     if not values.keys() & LOADS:
         values["concurrency"] = DEFAULT_CONCURRENCY
-    console = Console(quiet=values.get("quiet", False))
     if "like" in values:
         console.note(like_note(values["like"], values))
     with ExitStack() as stack:
-        write = stack.enter_context(result_to(values.get("output")))
         saved = stack.enter_context(RunWriter(values["save"])) if "save" in values else None
         done, summary, without, shares = _run(values, console)
-        if "explain" in values:
-            told = explain(done, values["explain"])
-        if values.get("json"):
-            document = summary_document("simulate", done.config, summary)
-            if "explain" in values:
-                document["explanation"] = told.as_dict()
-            if without is not None:
-                document["offload"]["without"] = without_tiers(without)
-            if shares:
-                document["cost"] = cost_dict(shares)
-            write(to_json(document))
-        else:
-            write(setup_text(done.config) + summary_text(summary))
-            if "explain" in values:
-                write("\n" + explain_text(told))
-            if without is not None:
-                write("\n" + gain_text(summary, without, LABEL))
-            if shares:
-                write("\n" + cost_text(shares))
-            if values.get("plot"):
-                write("\n" + plot_run(done, ascii_only=ascii_only(values.get("output"))))
+        explained = explain(done, values["explain"]) if "explain" in values else None
         if saved is not None:
             write_lines(saved, done, "simulate", token_times=values.get("token_times", False))
-    if values.get("json") or "output" in values:  # else they stand in the text
-        for warning in [*summary.warnings, *(f"law broken: {law}" for law in summary.violations)]:
-            console.warn(warning)
-    return exit_code(summary)
+
+    def document() -> dict[str, Any]:
+        document = summary_document("simulate", done.config, summary)
+        if explained is not None:
+            document["explanation"] = explained.as_dict()
+        if without is not None:
+            document["offload"]["without"] = without_tiers(without)
+        if shares:
+            document["cost"] = cost_dict(shares)
+        return document
+
+    def text() -> str:
+        parts = [setup_text(done.config) + summary_text(summary)]
+        if explained is not None:
+            parts.append(explain_text(explained))
+        if without is not None:
+            parts.append(gain_text(summary, without, LABEL))
+        if shares:
+            parts.append(cost_text(shares))
+        if values.get("plot"):
+            parts.append(plot_run(done, ascii_only=call.ascii_only))
+        return "\n".join(parts)
+
+    broken = [f"law broken: {law}" for law in summary.violations]
+    return Result(document=document, text=text, code=exit_code(summary), in_text=[*summary.warnings, *broken])
 
 
 def _run(values: dict[str, Any], console: Console) -> tuple[Run, Summary, Summary | None, list[CostShare]]:

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from servesim.cli.choices import fleet_groups
-from servesim.cli.options import CONFIG, HORIZON, JOBS, JSON, OUTPUT, PLOT, QUIET, SERVER_GROUPS, SLO, gather
-from servesim.cli.output import ascii_only, check_output, result_to
+from servesim.cli.options import CONFIG, HORIZON, JOBS, JSON, OUTPUT, PLOT, QUIET, SERVER_GROUPS, SLO
 from servesim.cli.parser import Parser
+from servesim.cli.runner import Call, Result
 from servesim.client.scan import DEFAULT_REPEATS, Scan, make_scan, scanned
 from servesim.config.fleet import FLEET_CHECKS, FleetSpec
 from servesim.config.option import Group, Option, count, groups_of, spec_of
@@ -35,7 +35,7 @@ from servesim.plan.sweep import (
     run_cell,
     stops_paying,
 )
-from servesim.report.documents import sweep_document, to_json
+from servesim.report.documents import sweep_document
 from servesim.report.sweep import pays_text, scan_json, scan_text, sweep_text
 from servesim.report.terminal import plot_rows
 from servesim.summary.slo import parse_slos
@@ -112,19 +112,13 @@ def build_parser() -> Parser:
 _OUTPUT = (JSON, OUTPUT, SLO, JOBS, PLOT, CONFIG, QUIET)
 
 
-def run(argv: Sequence[str]) -> int:
-    parser = build_parser()
-    flags = parser.read(argv)
-    if flags is None:
-        return 0
-    values = gather(parser, flags)
-    check_output(values)
-    console = Console(quiet=values.get("quiet", False))
-    axes = _axes(parser, values)
+def run(call: Call) -> Result:
+    values, console = call.values, call.console
+    axes = _axes(call.parser, values)
     if scanned(axes) and not values.keys() & {"requests", "duration_s", "trace"}:
         values["requests"] = values.get("repeat", DEFAULT_REPEATS)
     points = grid(axes)
-    with result_to(values.get("output")) as write, rereadable(values.get("trace")) as trace:
+    with rereadable(values.get("trace")) as trace:
         cells = [_cell(values | point | {"trace": trace}) for point in points]
         first = cells[0]
         crosses = len(axes.get(LINK, ())) > 1
@@ -136,11 +130,24 @@ def run(argv: Sequence[str]) -> int:
         summaries = _run(cells, values.get("jobs", 1), console)
         partial = len(summaries) < len(cells) or any(summary.partial for summary in summaries)
         crossings = _crossings(points, cells, summaries, console) if crosses and not partial else []
-        write(_report(values, axes, points[: len(summaries)], first, summaries, partial, crossings))
-    for warning in dict.fromkeys(text for summary in summaries for text in (*summary.warnings, *summary.violations)):
-        console.warn(warning)
+        rows = Rows(
+            values=values,
+            axes=axes,
+            points=points[: len(summaries)],
+            summaries=summaries,
+            config=_config(values, axes, first),
+            partial=partial,
+            crossings=crossings,
+        )
     met = [all(result.met for result in summary.slo or ()) for summary in summaries]
-    return int(partial or not any(met))
+    return Result(
+        document=rows.document,
+        text=lambda: rows.text(ascii_only=call.ascii_only),
+        code=int(partial or not any(met)),
+        warnings=list(
+            dict.fromkeys(text for summary in summaries for text in (*summary.warnings, *summary.violations))
+        ),
+    )
 
 
 def _crossings(
@@ -216,37 +223,75 @@ def _run(cells: Sequence[Cell], jobs: int, console: Console) -> list[Summary]:
     return summaries
 
 
-def _report(
-    values: dict[str, Any],
-    axes: dict[str, list[Any]],
-    points: list[Point],
-    first: Cell,
-    summaries: list[Summary],
-    partial: bool,
-    crossings: list[tuple[Point, dict[str, Any]]],
-) -> str:
-    at = _knee(axes, summaries)
-    scan = _scan(axes, points, summaries)
-    sizes = _sizes(axes, points)
-    means = [None if summary.ttft_ms is None else summary.ttft_ms.mean for summary in summaries]
-    pays = stops_paying(sizes, means) if sizes else None
-    if not values.get("json"):
-        told = scan_text(scan) if scan is not None else sweep_text(points, summaries, at, crossings)
+@dataclass(slots=True, kw_only=True)
+class Rows:
+    """The rows of a grid, as far as it was run, and what is to be seen in them."""
+
+    values: dict[str, Any]
+    axes: dict[str, list[Any]]
+    points: list[Point]
+    summaries: list[Summary]
+    config: dict[str, Any]
+    partial: bool
+    crossings: list[tuple[Point, dict[str, Any]]]
+
+    @property
+    def swept(self) -> list[str]:
+        """The axes of more than one value."""
+        return [key for key, items in self.axes.items() if len(items) > 1]
+
+    @property
+    def knee(self) -> int | None:
+        """The number of the row at the knee, where one load is swept and nothing else is."""
+        if len(self.swept) != 1 or self.swept[0] not in LOAD_AXES:
+            return None
+        return knee(
+            self.axes[self.swept[0]][: len(self.summaries)],
+            [summary.throughput.output_tokens_per_s for summary in self.summaries],
+            [summary.e2e_ms.mean if summary.e2e_ms else None for summary in self.summaries],
+        )
+
+    @property
+    def scan(self) -> Scan | None:
+        """The length scan that the grid is, if one length of fixed values is swept and nothing else is."""
+        axis = scanned(self.axes)
+        if axis is None:
+            return None
+        return make_scan(axis, [(int(at[axis]), row) for at, row in zip(self.points, self.summaries, strict=True)])
+
+    @property
+    def sizes(self) -> list[str]:
+        """The sizes of the KV tiers, where they are swept and nothing else is."""
+        return [point["kv_offload"] for point in self.points] if self.swept == ["kv_offload"] else []
+
+    @property
+    def stops_paying(self) -> int | None:
+        """The number of the size that still pays, where sizes are swept."""
+        means = [None if summary.ttft_ms is None else summary.ttft_ms.mean for summary in self.summaries]
+        return stops_paying(self.sizes, means) if self.sizes else None
+
+    def text(self, *, ascii_only: bool) -> str:
+        """Return the rows as text."""
+        scan, sizes, pays = self.scan, self.sizes, self.stops_paying
+        table = scan_text(scan) if scan else sweep_text(self.points, self.summaries, self.knee, self.crossings)
         if sizes:
-            told += "\n" + pays_text(None if pays is None else sizes[pays], PAYS) + "\n"
-        if not values.get("plot"):
-            return told
-        return f"{told}\n{plot_rows(points, summaries, at, ascii_only=ascii_only(values.get('output')))}"
-    rows = [{**point, "swept": point} for point in points]
-    document = sweep_document(_config(values, axes, first), rows, summaries, knee=at)
-    document["partial"] = partial
-    if scan is not None:
-        document["scan"] = scan_json(scan)
-    if sizes:
-        document["stops_paying"] = pays
-    if crossings:
-        document["crossings"] = [{**point, **found} for point, found in crossings]
-    return to_json(document)
+            table += "\n" + pays_text(None if pays is None else sizes[pays], PAYS) + "\n"
+        if not self.values.get("plot"):
+            return table
+        return f"{table}\n{plot_rows(self.points, self.summaries, self.knee, ascii_only=ascii_only)}"
+
+    def document(self) -> dict[str, Any]:
+        """Return the rows as a document."""
+        rows = [{**point, "swept": point} for point in self.points]
+        document = sweep_document(self.config, rows, self.summaries, knee=self.knee)
+        document["partial"] = self.partial
+        if (scan := self.scan) is not None:
+            document["scan"] = scan_json(scan)
+        if self.sizes:
+            document["stops_paying"] = self.stops_paying
+        if self.crossings:
+            document["crossings"] = [{**point, **found} for point, found in self.crossings]
+        return document
 
 
 def _config(values: dict[str, Any], axes: dict[str, list[Any]], first: Cell) -> dict[str, Any]:
@@ -262,29 +307,3 @@ def _config(values: dict[str, Any], axes: dict[str, list[Any]], first: Cell) -> 
         config |= {key: None for key in (*DERIVED, "num_blocks") if key not in values}
     config |= {key: items if len(items) > 1 else items[0] for key, items in axes.items()}
     return config | ({"slo": values["slo"]} if values.get("slo") else {})
-
-
-def _sizes(axes: dict[str, list[Any]], points: list[Point]) -> list[str]:
-    """Return the sizes of the KV tiers, where they are swept and nothing else is."""
-    swept = [key for key, items in axes.items() if len(items) > 1]
-    return [point["kv_offload"] for point in points] if swept == ["kv_offload"] else []
-
-
-def _knee(axes: dict[str, list[Any]], summaries: list[Summary]) -> int | None:
-    """Return the number of the row at the knee, where one load is swept and nothing else is."""
-    swept = [key for key, items in axes.items() if len(items) > 1]
-    if len(swept) != 1 or swept[0] not in LOAD_AXES:
-        return None
-    return knee(
-        axes[swept[0]][: len(summaries)],
-        [summary.throughput.output_tokens_per_s for summary in summaries],
-        [summary.e2e_ms.mean if summary.e2e_ms else None for summary in summaries],
-    )
-
-
-def _scan(axes: dict[str, list[Any]], points: list[Point], summaries: list[Summary]) -> Scan | None:
-    """Return the length scan that the grid is, if one length of fixed values is swept and nothing else is."""
-    axis = scanned(axes)
-    if axis is None:
-        return None
-    return make_scan(axis, [(int(point[axis]), row) for point, row in zip(points, summaries, strict=True)])

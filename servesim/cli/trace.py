@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from servesim.cli.options import JSON, OUTPUT, QUIET
-from servesim.cli.output import result_to
 from servesim.cli.parser import Parser
+from servesim.cli.runner import Call, Result
 from servesim.config.option import Group, Option, count, options_of, seconds
 from servesim.config.workload import WorkloadSpec
-from servesim.console import Console
 from servesim.errors import InputError
-from servesim.report.documents import document, to_json
+from servesim.report.documents import document
 from servesim.report.trace import trace_text
 from servesim.units import parse_finite, suggest
 from servesim.workload.arrivals import schedule_of
@@ -97,83 +95,72 @@ def build_parser() -> Parser:
     return parser
 
 
-def run(argv: Sequence[str]) -> int:
-    flags = build_parser().read(argv)
-    if flags is None:
-        return 0
-    action, path = flags.get("action"), flags.get("file")
+def run(call: Call) -> Result:
+    values, console = call.values, call.console
+    action, path = values.get("action"), values.get("file")
     if action is None:
         raise InputError(f"say what to do: servesim trace {'|'.join(ACTIONS)} FILE")
     if action not in ACTIONS:
         raise suggest("action", action, ACTIONS)
     if path is None:
         raise InputError(f"name the trace: servesim trace {action} FILE, or - for standard input")
-    _check_options(action, flags)
-    console = Console(quiet=flags.get("quiet", False))
-    with result_to(flags.get("output")) as write:
-        trace = read_trace(
-            path,
-            trace_format=flags.get("trace_format"),
-            time_unit=flags.get("time_unit"),
-            skip_bad_rows=flags.get("skip_bad_rows", False),
-            arrivals_required=False,
-            limit=flags.get("first"),
-        )
-        requests = _reshaped(trace.requests, flags)  # refuses before anything is said
-        curve = schedule_of(requests.arrival_s, flags.get("every_s", 300.0)) if action == "rates" else None
-        for note in (trace.describe(), *trace.notes):
-            console.note(note)
-        if action == "describe":
-            write(_described(trace, path, flags))
-            return 0
-        if curve is not None:
-            write("time,rate\n")
-            for time_s, rate in zip(curve.times_s, curve.rates, strict=True):
-                write(f"{time_s:g},{rate:.6g}\n")
-            return 0
-        for line in trace_lines(requests):
-            write(line)
-        if len(requests) != len(trace.requests):
-            console.note(f"{len(requests):,} of {len(trace.requests):,} requests are written")
-    return 0
+    _check_options(action, values)
+    trace = read_trace(
+        path,
+        trace_format=values.get("trace_format"),
+        time_unit=values.get("time_unit"),
+        skip_bad_rows=values.get("skip_bad_rows", False),
+        arrivals_required=False,
+        limit=values.get("first"),
+    )
+    requests = _reshaped(trace.requests, values)  # refuses before anything is said
+    curve = schedule_of(requests.arrival_s, values.get("every_s", 300.0)) if action == "rates" else None
+    for note in (trace.describe(), *trace.notes):
+        console.note(note)
+    if action == "describe":
+        described = _described(trace)
+        config = {"trace": path} | {key: values.get(key) for key in ("trace_format", "time_unit", "skip_bad_rows")}
+        return Result(document=lambda: document("trace", config, described), text=lambda: trace_text(described))
+    if curve is not None:
+        rates = zip(curve.times_s, curve.rates, strict=True)
+        return Result(text=lambda: ("time,rate\n", *(f"{time_s:g},{rate:.6g}\n" for time_s, rate in rates)))
+    if len(requests) != len(trace.requests):
+        console.note(f"{len(requests):,} of {len(trace.requests):,} requests are written")
+    return Result(text=lambda: trace_lines(requests))
 
 
-def _check_options(action: str, flags: dict[str, Any]) -> None:
+def _check_options(action: str, values: dict[str, Any]) -> None:
     """Refuse an option that another action has, and an action without what makes it one."""
     allowed = ACTIONS[action][1]
     for group in (CUTTING, PACING, CURVE, Group("", (JSON,))):
         for option in group.options:
-            if option.key in flags and option.key not in allowed:
+            if option.key in values and option.key not in allowed:
                 owners = [name for name, (_, keys) in ACTIONS.items() if option.key in keys]
                 raise InputError(f"{option.flag} belongs to trace {' and '.join(owners)}, not to {action}")
-    if action == "scale" and ("speed" in flags) == ("rate" in flags):
+    if action == "scale" and ("speed" in values) == ("rate" in values):
         raise InputError("trace scale takes one of --speed X and --rate R")
-    if action == "sample" and not flags.keys() & {"from_s", "to_s", "first", "requests"}:
+    if action == "sample" and not values.keys() & {"from_s", "to_s", "first", "requests"}:
         raise InputError("trace sample takes at least one of --from, --to, --first and --requests")
-    if flags.get("from_s", 0.0) >= flags.get("to_s", math.inf):
+    if values.get("from_s", 0.0) >= values.get("to_s", math.inf):
         raise InputError("--from is not before --to")
 
 
-def _described(trace: Trace, path: str, flags: dict[str, Any]) -> str:
+def _described(trace: Trace) -> dict[str, Any]:
     figures = describe_trace(trace.requests).as_dict()
     if figures["pace"] is not None:
         figures["pace"]["times"] = trace.times
-    body = {"name": trace.name, "format": trace.format, **figures, "skipped": trace.skipped, "notes": list(trace.notes)}
-    if not flags.get("json"):
-        return trace_text(body)
-    asked = ("trace_format", "time_unit", "skip_bad_rows")
-    return to_json(document("trace", {"trace": path} | {key: flags.get(key) for key in asked}, body))
+    return {"name": trace.name, "format": trace.format, **figures, "skipped": trace.skipped, "notes": list(trace.notes)}
 
 
-def _reshaped(requests: Requests, flags: dict[str, Any]) -> Requests:
+def _reshaped(requests: Requests, values: dict[str, Any]) -> Requests:
     """Return the requests cut and paced as asked: first the window, then the sample, then the pace."""
-    seed = flags.get("seed", 7)
-    if flags.keys() & {"from_s", "to_s"}:
-        requests = window(requests, flags.get("from_s", 0.0), flags.get("to_s", math.inf))
-    if "requests" in flags:
-        requests = sample(requests, flags["requests"], seed)
-    if "speed" in flags:
-        requests = at_speed(requests, flags["speed"])
-    if "rate" in flags:
-        requests = at_rate(requests, flags["rate"], seed)
+    seed = values.get("seed", 7)
+    if values.keys() & {"from_s", "to_s"}:
+        requests = window(requests, values.get("from_s", 0.0), values.get("to_s", math.inf))
+    if "requests" in values:
+        requests = sample(requests, values["requests"], seed)
+    if "speed" in values:
+        requests = at_speed(requests, values["speed"])
+    if "rate" in values:
+        requests = at_rate(requests, values["rate"], seed)
     return requests

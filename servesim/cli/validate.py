@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 
 from servesim.calibrate.validate import EVIDENCE, validate
 from servesim.cli.options import JOBS, JSON, OUTPUT, QUIET
-from servesim.cli.output import result_to
 from servesim.cli.parser import Parser
+from servesim.cli.runner import Call, Result
 from servesim.config.option import Group, Option, text
-from servesim.console import Console
 from servesim.errors import InputError
 from servesim.report.calibration import evidence_markdown, evidence_text
-from servesim.report.documents import document, to_json
+from servesim.report.documents import document
 from servesim.units import parse_list, suggest
 
 EXAMPLES = (
@@ -46,32 +44,27 @@ def build_parser() -> Parser:
     )
 
 
-def run(argv: Sequence[str]) -> int:
-    flags = build_parser().read(argv)
-    if flags is None:
-        return 0
-    folder = flags.get("data") or os.environ.get(DATA_VARIABLE) or None
+def run(call: Call) -> Result:
+    values, console = call.values, call.console
+    folder = values.get("data") or os.environ.get(DATA_VARIABLE) or None
     if folder is not None and not os.path.isdir(folder):
         raise InputError(f"data is {folder!r}, must be a folder")
-    names = parse_list(flags["only"], text, "--only") if "only" in flags else []
+    names = parse_list(values["only"], text, "--only") if "only" in values else []
     for name in names:
         if name not in EVIDENCE:
             raise suggest("evidence", name, EVIDENCE)
-    console = Console(quiet=flags.get("quiet", False))
-    jobs = flags.get("jobs") or os.cpu_count() or 1
-    with result_to(flags.get("output")) as write:
-        with console.progress("groups", None) as progress:
-            found = validate(
-                folder, names=names, jobs=jobs, progress=lambda done, total: progress.update(done, f"of {total}")
-            )
-        evidence = [each.as_dict() for each in found]
-        if flags.get("json"):
-            write(to_json(document("validate", {"only": flags.get("only"), "data": folder}, {"evidence": evidence})))
-        elif flags.get("markdown"):
-            write(evidence_markdown(evidence))
-        else:
-            write(evidence_text(evidence))
+    jobs = values.get("jobs") or os.cpu_count() or 1
+    with console.progress("groups", None) as progress:
+        found = validate(
+            folder, names=names, jobs=jobs, progress=lambda done, total: progress.update(done, f"of {total}")
+        )
     for each in found:
         if each.skipped:
             console.note(f"{each.name} was skipped: {each.skipped}")
-    return int(not all(each.met for each in found))
+    evidence = [each.as_dict() for each in found]
+    config = {"only": values.get("only"), "data": folder}
+    return Result(
+        document=lambda: document("validate", config, {"evidence": evidence}),
+        text=lambda: evidence_markdown(evidence) if values.get("markdown") else evidence_text(evidence),
+        code=int(not all(each.met for each in found)),
+    )

@@ -5,17 +5,17 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from servesim.cli.options import QUIET
-from servesim.cli.output import ascii_only
 from servesim.cli.parser import Parser
+from servesim.cli.runner import Call
 from servesim.client.target import parse_target
 from servesim.config.loadgen import LoadSpec
 from servesim.config.option import Group, Option, count, options_of, seconds, text
-from servesim.console import Console, is_terminal, one_line
-from servesim.errors import InputError, RunError
+from servesim.console import is_terminal, one_line
+from servesim.errors import InputError
 from servesim.interrupts import Interrupts
 from servesim.live.page import LiveSite
 from servesim.live.terminal import Screen, heading, line
@@ -28,6 +28,7 @@ EXAMPLES = (
     "servesim watch http://127.0.0.1:8000 --samples 60 > minute.txt",
 )
 
+INTERVAL_S = 1.0
 MIN_INTERVAL_S = 0.1
 POLL_S = 0.05
 
@@ -67,40 +68,33 @@ def build_parser() -> Parser:
     return parser
 
 
-def run(argv: Sequence[str]) -> int:
-    flags = build_parser().read(argv)
-    if flags is None:
-        return 0
-    url = flags.get("url")
+def run(call: Call) -> int:
+    values = call.values
+    url = values.get("url")
     if not url:
         raise InputError("name a server: servesim watch http://127.0.0.1:8000")
-    target = parse_target(url, **{name: flags[name] for name in _TARGET if name in flags})
-    interval_s = flags.get("interval_s", 1.0)
-    watcher = PageWatcher(target, interval_s=interval_s)
+    target = parse_target(url, **{name: values[name] for name in _TARGET if name in values})
+    watcher = PageWatcher(target, interval_s=values.get("interval_s", INTERVAL_S))
     try:
         what = one_line(f"{watcher.begin()} at {target.url}")
         with Interrupts() as interrupts:
-            if "page" in flags:
-                return _page(watcher, what, flags, interval_s, lambda: interrupts.asked)
-            return _text(watcher, what, flags, interval_s, lambda: interrupts.asked)
+            if "page" in values:
+                return _page(call, watcher, what, lambda: interrupts.asked)
+            return _text(call, watcher, what, lambda: interrupts.asked)
     finally:
         watcher.close()
 
 
-def _text(
-    watcher: PageWatcher, title: str, flags: dict[str, Any], interval_s: float, stopped: Callable[[], bool]
-) -> int:
+def _text(call: Call, watcher: PageWatcher, title: str, stopped: Callable[[], bool]) -> int:
     """Look again and again and print what is seen."""
     out = sys.stdout
-    if out is None:
-        raise RunError("cannot write the result: stdout is closed")
     drawn = is_terminal(out)
-    screen = Screen(title, ascii_only=ascii_only(None))
+    screen = Screen(title, ascii_only=call.ascii_only)
     if not drawn:
-        if not flags.get("quiet"):
-            Console().note(title)
+        call.console.note(title)
         out.write(heading())
-    left = flags.get("samples")
+    left = call.values.get("samples")
+    interval_s = call.values.get("interval_s", INTERVAL_S)
     due_s = time.monotonic() + interval_s
     while left is None or left > 0:
         while (wait_s := due_s - time.monotonic()) > 0 and not stopped():
@@ -116,14 +110,13 @@ def _text(
     return 0
 
 
-def _page(
-    watcher: PageWatcher, what: str, flags: dict[str, Any], interval_s: float, stopped: Callable[[], bool]
-) -> int:
+def _page(call: Call, watcher: PageWatcher, what: str, stopped: Callable[[], bool]) -> int:
     """Serve the page, read-only, until Ctrl-C."""
-    host = flags.get("host", "127.0.0.1")
+    values = call.values
+    host = values.get("host", "127.0.0.1")
     name, _, url = what.rpartition(" at ")
-    site = LiveSite(host, flags["page"], kind="watch", title=url, about=name, sources=["server"])
-    left = flags.get("samples")
+    site = LiveSite(host, values["page"], kind="watch", title=url, about=name, sources=["server"])
+    left = values.get("samples")
 
     def heard(look: Look) -> None:
         nonlocal left
@@ -131,7 +124,7 @@ def _page(
         site.show(look.at_s, {"server": look.figures})
         left = None if left is None else left - 1
 
-    thread = WatchThread(watcher, heard, interval_s)
+    thread = WatchThread(watcher, heard, values.get("interval_s", INTERVAL_S))
     thread.start()
     print(f"watching {what}; the page is at {site.url}", flush=True)
     site.run(lambda: stopped() or (left is not None and left <= 0))

@@ -113,6 +113,7 @@ class Option:
     aliases: tuple[str, ...] = ()
     swept: bool = False  # `sweep`, `plan` and `loadgen` take a comma list of values
     repeat: bool = False  # may be given again; the value is a list
+    many: bool = False  # takes several values at once; the value is a list
     join: str = ""  # may be given again; the value is one text, its parts joined by this
     writes: bool = False  # the value is a file that is written over
     common: bool = False  # `--help` shows it; the others are shown by `--help-all`
