@@ -2,7 +2,7 @@
 
 A path, or `-` for standard input; gzip is seen by its content. A file is streamed (`InputFile`) or read whole
 (`read_text`, `read_object`, `recognise`) within `MAX_BYTES`. What a file is follows from what is in it (`Kind`).
-Knows no room: what a saved run, a document or a table means is the business of who asked.
+Knows no room: what a saved run, a document or a table means is left to the caller.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class Contents:
     path: str
     kind: Kind
     text: str
-    first: Object | None  # the JSON object on the first line
-    value: Any  # what the whole text is as JSON; None where it is none
-    fault: str  # why it is no JSON, "" where it is
+    first: Object | None  # the JSON object on the first line, None where there is none
+    value: Any  # the whole text as JSON, None where it is none
+    fault: str  # why the text is no JSON
 
     def json_object(self) -> Object:
         """Return the JSON object that the file is, or begins with; raise `InputError` where there is none."""
@@ -70,25 +70,20 @@ class Contents:
 def recognise(path: str) -> Contents:
     """Return what the file at `path` is; raise `InputError` for one that cannot be read, is too large or no text."""
     with InputFile(path) as file:
-        data = file.read_line(MAX_BYTES)
-        first, fault = _json_of(_text_of(path, data))
-        if not isinstance(first, dict):
-            first = None
-        is_run = first is not None and first.get("kind") == "header"
-        if not is_run:
-            data += file.read(MAX_BYTES + 1 - len(data))
-    text = _checked_text(path, data, MAX_BYTES)
-    value: Any = None
-    if not is_run:
-        value, fault = _json_of(text)
-    if is_run:
-        kind = Kind.RUN
-    elif isinstance(value, dict) and str(value.get("schema", "")).startswith("servesim."):
-        kind = Kind.DOCUMENT
-    elif not fault:
-        kind = Kind.JSON
-    else:
+        line = file.read_line(MAX_BYTES)
+        head = _text_of(path, line)
+        found, fault = _json_of(head)
+        first = found if isinstance(found, dict) else None
+        if first is not None and first.get("kind") == "header":
+            return Contents(path=path, kind=Kind.RUN, text=head, first=first, value=None, fault="")
+        rest = file.read(MAX_BYTES + 1 - len(line))
+    text = _checked_text(path, line + rest, MAX_BYTES)
+    value, fault = _json_of(text) if rest else (found, fault)
+    if fault:
         kind = Kind.TEXT if first is None else Kind.LINES
+    else:
+        is_ours = isinstance(value, dict) and str(value.get("schema", "")).startswith("servesim.")
+        kind = Kind.DOCUMENT if is_ours else Kind.JSON
     return Contents(path=path, kind=kind, text=text, first=first, value=value, fault=fault)
 
 
@@ -124,7 +119,7 @@ def is_gguf(path: str) -> bool:
 
 @contextmanager
 def open_binary(path: str) -> Iterator[BinaryIO]:
-    """Open a file whose reader jumps about in it; what the system refuses is an `InputError`."""
+    """Open a file for a reader that seeks in it; what the system refuses is an `InputError`."""
     try:
         with open(path, "rb") as file:
             yield file
