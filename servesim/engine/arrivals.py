@@ -59,9 +59,10 @@ class Arrivals:
     def update_wake(self) -> None:
         """Ask the workload when the next request comes."""
         self.wake_s = self._workload.next_due()
-        for heap in (self._deadlines, self._transfers):
-            if heap and heap[0][0] < self.wake_s:
-                self.wake_s = heap[0][0]
+        if self._deadlines:
+            self.wake_s = min(self.wake_s, self._deadlines[0][0])
+        if self._transfers:
+            self.wake_s = min(self.wake_s, self._transfers[0][0])
 
     # Who comes
 

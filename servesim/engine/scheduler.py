@@ -129,7 +129,7 @@ class Scheduler:
         self.ended: list[Sequence] = []
         self.in_transfer: dict[int, Sequence] = {}
         self.prefilled_elsewhere: dict[int, Sequence] = {}
-        self.hand_over: Callable[[Sequence], None] | None = None  # told of every completed prompt, if a link takes it
+        self.hand_over: Callable[[Sequence], None] | None = None  # called with each completed prompt
         self.pool = BlockPool(
             config.num_blocks,
             config.block_size,
@@ -435,6 +435,7 @@ class Scheduler:
         block_size, caching, max_num_seqs = config.block_size, config.prefix_caching, config.max_num_seqs
         chunks, totals, tick = step.chunks, self.totals, self.decoding.tick + 1
         whole = self.rules.whole_sequence_must_fit and config.reserve_full_isl
+        # An admission is most of what a request costs: in one loop, and what few requests need is elsewhere.
         while waiting and budget > 0:
             if len(running) >= max_num_seqs:
                 self.blocked = True
