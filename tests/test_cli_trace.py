@@ -18,7 +18,7 @@ from unittest import mock
 from servesim.config.workload import WorkloadSpec, build_workload
 from servesim.workload.requests import OPEN_END, Requests
 from servesim.workload.reshape import at_rate, at_speed, sample, window
-from servesim.workload.traces.describe import describe_trace
+from servesim.workload.traces.describe import pace_of, sharing_of
 from servesim.workload.traces.trace import read_trace
 from servesim.workload.workload import link_turns
 from tests.command import ROOT, servesim
@@ -110,7 +110,7 @@ class DescribeTest(TraceCase):
 
     def test_poisson_arrivals_are_like_burstiness_1_and_gamma_ones_like_their_own(self) -> None:
         for burstiness in (0.25, 1.0, 4.0):
-            pace = describe_trace(requests_of(rate=5.0, burstiness=burstiness, requests=20_000)).pace
+            pace = pace_of(requests_of(rate=5.0, burstiness=burstiness, requests=20_000).arrival_s)
             assert pace is not None and pace.burstiness is not None and pace.requests_per_s is not None
             with self.subTest(burstiness=burstiness):
                 self.assertAlmostEqual(pace.burstiness / burstiness, 1.0, delta=0.1)
@@ -142,7 +142,7 @@ class DescribeTest(TraceCase):
                 requests.output_tokens.append(output)
                 requests.arrival_s.append(float(index))
                 requests.content.append(tuple(content))
-            sharing = describe_trace(requests).sharing
+            sharing = sharing_of(requests)
             with self.subTest(seed=seed):
                 assert sharing is not None
                 self.assertEqual((sharing.shared_tokens, sharing.requests), (expected, sharers))
@@ -167,7 +167,7 @@ class WritingTest(TraceCase):
 
     def test_a_rate_stretches_arrivals_to_it(self) -> None:
         requests = self.written("scale", str(ROOT / "fixtures" / "burst.jsonl"), "--rate", "3")
-        pace = describe_trace(requests).pace
+        pace = pace_of(requests.arrival_s)
         assert pace is not None and pace.requests_per_s is not None
         self.assertAlmostEqual(pace.requests_per_s, 3.0)
 
@@ -209,7 +209,7 @@ class WritingTest(TraceCase):
 
     def test_a_rate_counts_requests_and_keeps_the_shape(self) -> None:
         requests = requests_of(rate=3.0, requests=500, burstiness=0.5)
-        before, after = describe_trace(requests).pace, describe_trace(at_rate(requests, 9.0, 7)).pace
+        before, after = pace_of(requests.arrival_s), pace_of(at_rate(requests, 9.0, 7).arrival_s)
         assert before is not None and after is not None and before.gap_variation is not None
         self.assertAlmostEqual(after.requests_per_s or 0.0, 9.0)
         self.assertAlmostEqual(after.gap_variation or 0.0, before.gap_variation, places=9)

@@ -13,12 +13,13 @@ from servesim.config.workload import WorkloadSpec
 from servesim.errors import InputError
 from servesim.report.documents import document
 from servesim.report.trace import trace_text
+from servesim.runs.as_json import as_json
 from servesim.units import parse_finite, suggest
 from servesim.workload.arrivals import schedule_of
 from servesim.workload.requests import Requests
 from servesim.workload.reshape import at_rate, at_speed, sample, window
 from servesim.workload.traces.describe import describe_trace
-from servesim.workload.traces.trace import Trace, read_trace, trace_lines
+from servesim.workload.traces.trace import read_trace, trace_lines
 
 EXAMPLES = (
     "servesim trace describe fixtures/burst.jsonl",
@@ -118,9 +119,11 @@ def run(call: Call) -> Result:
     for note in (trace.describe(), *trace.notes):
         console.note(note)
     if action == "describe":
-        described = _described(trace)
+        described = describe_trace(trace)
         config = {"trace": path} | {key: values.get(key) for key in ("trace_format", "time_unit", "skip_bad_rows")}
-        return Result(document=lambda: document("trace", config, described), text=lambda: trace_text(described))
+        return Result(
+            document=lambda: document("trace", config, as_json(described)), text=lambda: trace_text(described)
+        )
     if curve is not None:
         rates = zip(curve.times_s, curve.rates, strict=True)
         return Result(text=lambda: ("time,rate\n", *(f"{time_s:g},{rate:.6g}\n" for time_s, rate in rates)))
@@ -143,13 +146,6 @@ def _check_options(action: str, values: dict[str, Any]) -> None:
         raise InputError("trace sample takes at least one of --from, --to, --first and --requests")
     if values.get("from_s", 0.0) >= values.get("to_s", math.inf):
         raise InputError("--from is not before --to")
-
-
-def _described(trace: Trace) -> dict[str, Any]:
-    figures = describe_trace(trace.requests).as_dict()
-    if figures["pace"] is not None:
-        figures["pace"]["times"] = trace.times
-    return {"name": trace.name, "format": trace.format, **figures, "skipped": trace.skipped, "notes": list(trace.notes)}
 
 
 def _reshaped(requests: Requests, values: dict[str, Any]) -> Requests:

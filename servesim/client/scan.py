@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from servesim.errors import InputError
 from servesim.stats import Distribution
@@ -46,14 +46,14 @@ class Line:
 
     fixed_ms: float
     per_token_ms: float
-    worst_ms: float
+    worst_ms: Annotated[float, "of a row, from the line"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
     """The table of one scan, with lines over the produced tokens of the axis; None without two points."""
 
-    axis: str  # a key of AXES
+    axis: Annotated[str, "the length that was scanned"]  # a key of AXES
     rows: list[ScanRow]
     ttft: Line | None
     e2e: Line | None

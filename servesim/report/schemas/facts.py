@@ -3,42 +3,7 @@
 from __future__ import annotations
 
 from servesim.report.schemas.answers import FITTED
-from servesim.report.schemas.vocabulary import Many, Maybe, Part
-
-TRACE = {
-    "name": "text",
-    "format": "text",
-    "requests": "integer",
-    "pace": Maybe(
-        {
-            "span_s": "number",
-            "requests_per_s": "number|null",
-            "gap_variation": "number|null: standard deviation of the gaps by their mean; 1 is Poisson",
-            "burstiness": "number|null",
-            "busiest_second": "integer",
-            "busiest_minute": "integer",
-            "most_at_once": "integer: arrivals at one instant",
-            "times?": "text: how the file's times were read",
-        }
-    ),
-    "prompt_tokens": Maybe(Part("distribution")),
-    "output_tokens": Maybe(Part("distribution")),
-    "total_prompt_tokens": "integer",
-    "total_output_tokens": "integer",
-    "sharing": Maybe({"shared_tokens": "integer", "fraction": "number", "requests": "integer"}),
-    "sessions": Maybe(
-        {
-            "count": "integer",
-            "requests": "integer",
-            "turns": Maybe(Part("distribution")),
-            "think_s": Maybe(Part("distribution")),
-        }
-    ),
-    "classes": Many("integer"),
-    "priorities": Many("integer"),
-    "skipped": "integer: rows that could not be read",
-    "notes": ["text"],
-}
+from servesim.report.schemas.vocabulary import Many, Maybe
 
 DEVICE_FIELDS = {
     "name": "text",

@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
+from servesim.client.scan import Scan
 from servesim.report.schemas.figures import SUMMARY
 from servesim.report.schemas.vocabulary import Maybe, Part
-
-LINE = {"fixed_ms": "number", "per_token_ms": "number", "worst_ms": "number: of a row, from the line"}
-
-SCAN = {
-    "axis": "text: the length that was scanned",
-    "rows": [
-        {
-            "asked_tokens": "integer",
-            "produced_tokens": "number|null",
-            "prompt_tokens": "number|null",
-            "output_tokens": "number|null",
-            "completed": "integer",
-            "failed": "integer",
-            **dict.fromkeys(("ttft_ms", "tpot_ms", "e2e_ms", "e2e_min_ms", "e2e_max_ms"), "number|null"),
-            "tokens_per_s": "number|null",
-            "extra_e2e_ms": "number|null",
-        }
-    ],
-    "ttft": Maybe(LINE),
-    "e2e": Maybe(LINE),
-    "warnings": ["text"],
-}
 
 ROW = {"swept": "object: the swept values of the row, which stand beside its summary as well", **SUMMARY}
 
 SWEEP = {
     "rows": [ROW],
     "knee": "integer|null: the row with the most throughput per latency, counted from 0",
-    "scan?": SCAN,
+    "scan?": Scan,
     "stops_paying?": "integer|null: the size of the KV tiers from which more does not pay",
     "crossings?": [
         {

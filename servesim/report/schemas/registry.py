@@ -9,6 +9,7 @@ from typing import Any
 from servesim.report.schemas import answers, facts, figures, grids, lines
 from servesim.report.schemas.vocabulary import PART_NAMES, fields_of, json_schema, parts_of
 from servesim.units import suggest
+from servesim.workload.traces.describe import TraceDescription
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -49,7 +50,7 @@ SCHEMAS: dict[str, Schema] = {
     "validate": Schema(about="the evidence for the cost models: validate --json", body=answers.VALIDATE),
     "run": Schema(about="one line of a saved run: --save FILE", body=lines.RUN, framed=False, lines=True),
     "report": Schema(about="summaries of saved runs: report --json", body=grids.REPORT),
-    "trace": Schema(about="what is in a trace: trace describe --json", body=facts.TRACE),
+    "trace": Schema(about="what is in a trace: trace describe --json", body=fields_of(TraceDescription)),
     "models": Schema(about="models or formats of weights: models --json", body=facts.MODELS),
     "hardware": Schema(about="devices: hardware --json", body=facts.HARDWARE),
     "schema": Schema(about="what schemas there are: schema --json", body=facts.SCHEMAS_THERE_ARE),

@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated
 
 from servesim.stats import Distribution, Tally, Values, describe
 from servesim.workload.requests import Requests
+from servesim.workload.traces.trace import Trace
 from servesim.workload.workload import link_turns
 
 
@@ -26,11 +27,12 @@ class Pace:
 
     span_s: float  # from the first arrival to the last
     requests_per_s: float | None  # None: all at one instant
-    gap_variation: float | None  # standard deviation of the gaps over their mean
+    gap_variation: Annotated[float | None, "standard deviation of the gaps by their mean; 1 is Poisson"]
     burstiness: float | None
     busiest_second: int  # most arrivals in one second of the trace's clock
     busiest_minute: int
-    most_at_once: int  # most arrivals at one instant
+    most_at_once: Annotated[int, "arrivals at one instant"]  # the most
+    times: Annotated[str | None, "how the file's times were read"] = None
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -47,57 +49,57 @@ class Sharing:
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Sessions:
-    """Conversations, single requests not among them."""
+    """Conversations; requests without a session are not among them."""
 
     count: int
     requests: int  # that are turns of one
-    turns: Distribution
+    turns: Distribution | None
     think_s: Distribution | None  # pauses before later turns, where the trace says any
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
-class TraceFigures:
+class TraceDescription:
     """What a trace has, all of it known from its rows."""
 
+    name: str
+    format: str
     requests: int
     pace: Pace | None  # None: no arrival times
-    prompt_tokens: Distribution
-    output_tokens: Distribution
+    prompt_tokens: Distribution | None
+    output_tokens: Distribution | None
     total_prompt_tokens: int
     total_output_tokens: int
     sharing: Sharing | None  # None: no request says that it shares anything
     sessions: Sessions | None
     classes: dict[str, int]  # requests of each class
-    priorities: dict[int, int]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the figures as JSON values, `null` where there is nothing to tell."""
-        return asdict(self)
+    priorities: dict[str, int]
+    skipped: Annotated[int, "rows that could not be read"]
+    notes: list[str]
 
 
-def describe_trace(requests: Requests) -> TraceFigures:
-    """Return the figures of `requests`, of which there is at least one."""
-    return TraceFigures(
+def describe_trace(trace: Trace) -> TraceDescription:
+    """Return what is in `trace`, of which there is at least one request."""
+    requests = trace.requests
+    return TraceDescription(
+        name=trace.name,
+        format=trace.format,
         requests=len(requests),
-        pace=_pace(requests.arrival_s),
-        prompt_tokens=_lengths(requests.prompt_tokens),
-        output_tokens=_lengths(requests.output_tokens),
+        pace=pace_of(requests.arrival_s, trace.times),
+        prompt_tokens=describe(Tally(Counter(requests.prompt_tokens))),
+        output_tokens=describe(Tally(Counter(requests.output_tokens))),
         total_prompt_tokens=sum(requests.prompt_tokens),
         total_output_tokens=sum(requests.output_tokens),
-        sharing=_sharing(requests),
+        sharing=sharing_of(requests),
         sessions=_sessions(requests),
         classes=dict(Counter(name for name in requests.class_names or () if name is not None).most_common()),
-        priorities=dict(sorted(Counter(requests.priority or ()).items())),
+        priorities={str(level): count for level, count in sorted(Counter(requests.priority or ()).items())},
+        skipped=trace.skipped,
+        notes=list(trace.notes),
     )
 
 
-def _lengths(tokens: array[int]) -> Distribution:
-    lengths = describe(Tally(Counter(tokens)))
-    assert lengths is not None
-    return lengths
-
-
-def _pace(arrival_s: array[float]) -> Pace | None:
+def pace_of(arrival_s: array[float], times: str | None = None) -> Pace | None:
+    """Return when requests come, None where no arrival is known; `times` says how a file's times were read."""
     known = sorted(at for at in arrival_s if at == at)
     if not known:
         return None
@@ -115,10 +117,11 @@ def _pace(arrival_s: array[float]) -> Pace | None:
         busiest_second=max(Counter(int(at) for at in known).values()),
         busiest_minute=max(Counter(int(at / 60) for at in known).values()),
         most_at_once=max(Counter(known).values()),
+        times=times,
     )
 
 
-def _sharing(requests: Requests) -> Sharing | None:
+def sharing_of(requests: Requests) -> Sharing | None:
     """Walk the requests as they arrive: the head that an earlier one has had, segment by segment (see `Content`)."""
     if requests.content is None:
         return None
@@ -148,10 +151,9 @@ def _sessions(requests: Requests) -> Sessions | None:
     if names is None:
         return None
     turns = Counter(name for name in names if name is not None)
-    lengths = describe(Tally(Counter(turns.values())))
-    assert lengths is not None
     think_s = None
     if requests.think_s is not None:
         _, following = link_turns(requests)
         think_s = describe(Values([requests.think_s[index] for index in following if index >= 0]))
+    lengths = describe(Tally(Counter(turns.values())))
     return Sessions(count=len(turns), requests=turns.total(), turns=lengths, think_s=think_s)
