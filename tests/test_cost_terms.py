@@ -13,7 +13,8 @@ from servesim.config.server import ServerSpec
 from servesim.config.workload import WorkloadSpec, build_workload
 from servesim.cost.model import COST_MODELS, TERMS, FloorWatch, terms_of
 from servesim.engine.simulate import run_workload, watch_terms
-from servesim.report.explain import cost_dict, cost_text, plan_shares, run_shares
+from servesim.report.explain import cost_text, plan_shares, run_shares, step_costs
+from servesim.runs.as_json import as_json
 from tests.command import servesim
 
 LLAMA, H100 = MODELS["llama-3.1-8b"], HARDWARE["h100-sxm-80gb"]
@@ -70,7 +71,7 @@ class Reports(unittest.TestCase):
         self.assertTrue(all(len(line) <= 100 for line in told.splitlines()), told)
 
     def test_json_has_every_term_of_a_step(self) -> None:
-        (one, batch, prompt) = cost_dict(plan_shares(build_server(ServerSpec())))
+        (one, batch, prompt) = as_json(step_costs(plan_shares(build_server(ServerSpec()))))
         self.assertEqual(set(one["terms_ms"]), {"memory", "overhead"})
         self.assertEqual(set(prompt["terms_ms"]), {"arithmetic", "overhead"})
         self.assertAlmostEqual(sum(batch["terms_ms"].values()), batch["step_ms"])

@@ -11,7 +11,7 @@ from servesim.catalog.weights import EVERY, EXPERTS, GGML_TYPES, KV_BYTES, LINEA
 from servesim.cost.memory import Parallel, plan_capacity
 from servesim.cost.roofline import Roofline
 from servesim.errors import CapacityError, InputError
-from servesim.report.capacity import capacity_dict, capacity_text
+from servesim.report.capacity import capacity_of, capacity_text
 from tests.command import servesim
 
 LLAMA, LLAMA_70B = MODELS["llama-3.1-8b"], MODELS["llama-3.1-70b"]
@@ -160,7 +160,7 @@ class OnPaper(unittest.TestCase):
         self.assertIn("745.93 GB / 8, of it 724.78 GB of whole experts / 16", text)
         self.assertIn("78 layers x (576 latent x 2 bytes + 132 of the indexer) (bf16)", text)
         self.assertRegex(text, r"of all ranks +\S+x  2 data-parallel ranks")
-        self.assertEqual(capacity_dict(plan)["devices"], 16)
+        self.assertEqual(capacity_of(plan).devices, 16)
 
     def test_stages_are_told(self) -> None:
         text = capacity_text(plan_capacity(LLAMA_70B, H100, tensor_parallel=2, pipeline_parallel=2))

@@ -10,7 +10,8 @@ from servesim.catalog.hardware import HARDWARE
 from servesim.catalog.models import MODELS
 from servesim.cost.memory import plan_capacity
 from servesim.errors import CapacityError, InputError
-from servesim.report.capacity import capacity_dict, capacity_text
+from servesim.report.capacity import capacity_of, capacity_text
+from servesim.runs.as_json import as_json
 
 LLAMA, L4 = MODELS["llama-3.1-8b"], HARDWARE["l4-24gb"]
 
@@ -86,12 +87,12 @@ class Text(unittest.TestCase):
 class Json(unittest.TestCase):
     def test_the_stable_names_are_there_and_finite(self) -> None:
         for context in (None, 0, 400, 10**6):
-            document = capacity_dict(plan_capacity(LLAMA, L4, max_model_len=40_000), context)
+            document = as_json(capacity_of(plan_capacity(LLAMA, L4, max_model_len=40_000), context))
             self.assertLessEqual(set(STABLE_NAMES), set(document))
             json.dumps(document, allow_nan=False)
 
     def test_the_golden_figures_come_out(self) -> None:
-        document = capacity_dict(plan_capacity(LLAMA, L4), 456)
+        document = as_json(capacity_of(plan_capacity(LLAMA, L4), 456))
         self.assertEqual(document["weights_bytes"], 16_060_000_000)
         self.assertEqual((document["num_blocks"], document["kv_tokens"]), (1941, 31_056))
         self.assertEqual((document["critical_batch"], document["critical_batch_at_context"]), (269, None))
@@ -99,7 +100,7 @@ class Json(unittest.TestCase):
 
     def test_a_small_critical_batch_keeps_its_decimals(self) -> None:
         plan = plan_capacity(MODELS["smollm2-135m-q8_0"], HARDWARE["cpu-4vcpu"], kv_tokens=4096)
-        self.assertEqual(capacity_dict(plan)["critical_batch"], 2.66)
+        self.assertEqual(capacity_of(plan).critical_batch, 2.66)
 
 
 if __name__ == "__main__":

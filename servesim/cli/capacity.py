@@ -12,7 +12,8 @@ from servesim.config.option import Group, Option, count, spec_of
 from servesim.config.server import ServerSpec
 from servesim.cost.memory import CapacityPlan
 from servesim.errors import CapacityError
-from servesim.report.capacity import beside_dict, beside_lines, capacity_dict, capacity_text
+from servesim.report.capacity import beside_lines, capacity_of, capacity_text
+from servesim.runs.as_json import as_json
 
 EXAMPLES = (
     "servesim capacity --hardware l4-24gb",
@@ -70,11 +71,11 @@ def run(call: Call) -> Result:
 
         known = server.describe() | {"tokens_per_request": plan.tokens_per_request, "context": context}
         config = {key: known[key] for key in call.parser.options if key in known}
-        body = capacity_dict(plan, context) | beside_dict(server)
+        body = as_json(capacity_of(plan, context, server))
         if values.get("explain_cost"):
-            from servesim.report.explain import cost_dict, plan_shares
+            from servesim.report.explain import plan_shares, step_costs
 
-            body["cost"] = cost_dict(plan_shares(server, context))
+            body["cost"] = as_json(step_costs(plan_shares(server, context)))
         return document("capacity", config, body)
 
     def text() -> str:

@@ -33,9 +33,10 @@ from servesim.fleet.build import build_deployment
 from servesim.fleet.simulate import DEFAULT_CONCURRENCY, run_deployment
 from servesim.interrupts import Interrupts
 from servesim.report.documents import summary_document
-from servesim.report.explain import CostShare, cost_dict, cost_text, explain, explain_text, run_shares
+from servesim.report.explain import CostShare, cost_text, explain, explain_text, run_shares, step_costs
 from servesim.report.terminal import plot_run
 from servesim.report.text import LABEL, gain_text, setup_text, summary_text, without_tiers
+from servesim.runs.as_json import as_json
 from servesim.runs.records import Run
 from servesim.runs.writer import RunWriter, write_lines
 from servesim.summary.classes import check_classes
@@ -89,7 +90,7 @@ def run(call: Call) -> Result:
         if without is not None:
             document["offload"]["without"] = without_tiers(without)
         if shares:
-            document["cost"] = cost_dict(shares)
+            document["cost"] = as_json(step_costs(shares))
         return document
 
     def text() -> str:

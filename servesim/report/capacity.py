@@ -1,9 +1,11 @@
-"""The memory plan as text, each figure beside its arithmetic, and as the dict of `capacity --json`."""
+"""What fits: the memory plan as text, each figure beside its arithmetic, and as the body of `capacity --json`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from textwrap import fill
+from typing import Annotated
 
 from servesim.catalog.model import Attention, Model
 from servesim.catalog.weights import KV_BYTES, WEIGHT_BYTES
@@ -39,46 +41,114 @@ def capacity_text(plan: CapacityPlan, context: int | None = None, beside: Sequen
     return "\n".join([f"{model.name} on {hardware.name}{_shards(plan)}", *rows, *notes]) + "\n"
 
 
-def capacity_dict(plan: CapacityPlan, context: int | None = None) -> dict[str, object]:
-    """Return the plan under the stable names of `capacity --json`; unknown is None, bytes are whole numbers."""
-    cost = _roofline(plan)
-    start = plan.start
-    return {
-        "model": plan.model.name,
-        "hardware": plan.hardware.name,
-        "params": plan.model.params,
-        "active_params": plan.model.compute_params,
-        "devices": plan.parallel.devices,
-        "weights_bytes": plan.weights_bytes,
-        "device_weights_bytes": plan.device_weights_bytes,
-        "kv_bytes_per_token": plan.kv_bytes_per_token,
-        "budget_bytes": plan.budget_bytes,
-        "reserve_bytes": plan.reserve_bytes,
-        "kv_cache_bytes": plan.kv_cache_bytes,
-        "num_blocks": plan.num_blocks,
-        "kv_tokens": plan.kv_tokens,
-        "tokens_per_request": plan.tokens_per_request,
-        "max_concurrency": plan.max_concurrency,
-        "decode_step_ms": cost.decode(1, 0) * 1e3,
-        "critical_batch": _rounded(_critical_batch(plan, 0)),
-        "context": context,
-        "critical_batch_at_context": None if context is None else _rounded(_critical_batch(plan, context)),
-        "ridge_flop_per_byte": plan.hardware.ridge_flop_per_byte,
-        "start": None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartCheck:
+    """Whether vLLM would start with a context of `max_model_len`, and with which options it would."""
+
+    max_model_len: int
+    starts: bool
+    needed_bytes: int
+    available_bytes: int
+    largest_context: int | None
+    vllm_max_concurrency: float | None
+    smallest_gpu_memory_utilization: float | None
+    smallest_tensor_parallel_size: int | None
+    kv_cache_dtype: Annotated[str | None, "one with which it would start"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierRoom:
+    """What one KV tier below the device's cache holds."""
+
+    tier: str
+    blocks: int | None
+    tokens: int | None
+    size_bytes: int | None
+    block_ms: Annotated[float, "to fetch a block"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """The body of `capacity --json`; bytes are whole numbers."""
+
+    model: str
+    hardware: str
+    params: int
+    active_params: Annotated[int, "of one token"]
+    devices: int
+    weights_bytes: Annotated[int, "of all devices"]
+    device_weights_bytes: int
+    kv_bytes_per_token: int | None
+    budget_bytes: Annotated[int | None, "what the server may use of one device"]
+    reserve_bytes: int | None
+    kv_cache_bytes: int
+    num_blocks: int
+    kv_tokens: int
+    tokens_per_request: int
+    max_concurrency: Annotated[float, "requests of tokens_per_request at once"]
+    decode_step_ms: Annotated[float, "of one sequence without context"]
+    critical_batch: Annotated[float | None, "from which on arithmetic decides"]
+    context: int | None
+    critical_batch_at_context: Annotated[float | None, "null where memory decides at any batch"]
+    ridge_flop_per_byte: float
+    start: StartCheck | None
+    warnings: list[str]
+    adapter_bytes: int | None = None
+    kv_tiers: list[TierRoom] | None = None
+
+
+def capacity_of(plan: CapacityPlan, context: int | None = None, server: Server | None = None) -> Capacity:
+    """Return what fits, and what the adapters and KV tiers of `server` take, where it has any."""
+    start, block_size = plan.start, plan.block_size
+    tiers = () if server is None else server.config.kv_tiers
+    return Capacity(
+        model=plan.model.name,
+        hardware=plan.hardware.name,
+        params=plan.model.params,
+        active_params=plan.model.compute_params,
+        devices=plan.parallel.devices,
+        weights_bytes=plan.weights_bytes,
+        device_weights_bytes=plan.device_weights_bytes,
+        kv_bytes_per_token=plan.kv_bytes_per_token,
+        budget_bytes=plan.budget_bytes,
+        reserve_bytes=plan.reserve_bytes,
+        kv_cache_bytes=plan.kv_cache_bytes,
+        num_blocks=plan.num_blocks,
+        kv_tokens=plan.kv_tokens,
+        tokens_per_request=plan.tokens_per_request,
+        max_concurrency=plan.max_concurrency,
+        decode_step_ms=_roofline(plan).decode(1, 0) * 1e3,
+        critical_batch=_rounded(_critical_batch(plan, 0)),
+        context=context,
+        critical_batch_at_context=None if context is None else _rounded(_critical_batch(plan, context)),
+        ridge_flop_per_byte=plan.hardware.ridge_flop_per_byte,
+        start=None
         if start is None
-        else {
-            "max_model_len": start.max_model_len,
-            "starts": start.starts,
-            "needed_bytes": start.needed_bytes,
-            "available_bytes": start.available_bytes,
-            "largest_context": start.largest_context,
-            "vllm_max_concurrency": plan.vllm_concurrency(start.max_model_len),
-            "smallest_gpu_memory_utilization": start.gpu_memory_utilization,
-            "smallest_tensor_parallel_size": start.tensor_parallel,
-            "kv_cache_dtype": start.kv_dtype,
-        },
-        "warnings": list(plan.warnings),
-    }
+        else StartCheck(
+            max_model_len=start.max_model_len,
+            starts=start.starts,
+            needed_bytes=start.needed_bytes,
+            available_bytes=start.available_bytes,
+            largest_context=start.largest_context,
+            vllm_max_concurrency=plan.vllm_concurrency(start.max_model_len),
+            smallest_gpu_memory_utilization=start.gpu_memory_utilization,
+            smallest_tensor_parallel_size=start.tensor_parallel,
+            kv_cache_dtype=start.kv_dtype,
+        ),
+        warnings=list(plan.warnings),
+        adapter_bytes=(server.adapter_bytes or None) if server is not None else None,
+        kv_tiers=[
+            TierRoom(
+                tier=tier.name,
+                blocks=tier.blocks,
+                tokens=(tier.blocks or 0) * block_size,
+                size_bytes=(tier.blocks or 0) * tier.block_bytes,
+                block_ms=tier.block_s * 1e3,
+            )
+            for tier in tiers
+        ]
+        or None,
+    )
 
 
 def beside_lines(server: Server) -> list[Line]:
@@ -97,25 +167,6 @@ def beside_lines(server: Server) -> list[Line]:
         )
         lines.append((f"kv tier {tier.name}", format_gb(blocks * tier.block_bytes), how))
     return lines
-
-
-def beside_dict(server: Server) -> dict[str, object]:
-    """Return the same under the names of `capacity --json`; nothing where there is nothing."""
-    found: dict[str, object] = {}
-    if server.adapter_bytes:
-        found["adapter_bytes"] = server.adapter_bytes
-    if server.config.kv_tiers:
-        found["kv_tiers"] = [
-            {
-                "tier": tier.name,
-                "blocks": tier.blocks,
-                "tokens": (tier.blocks or 0) * server.plan.block_size,
-                "size_bytes": (tier.blocks or 0) * tier.block_bytes,
-                "block_ms": tier.block_s * 1e3,
-            }
-            for tier in server.config.kv_tiers
-        ]
-    return found
 
 
 def _shards(plan: CapacityPlan) -> str:

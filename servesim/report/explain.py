@@ -314,14 +314,24 @@ def cost_text(shares: Iterable[CostShare]) -> str:
     return "\n".join(blocks)
 
 
-def cost_dict(shares: Iterable[CostShare]) -> list[dict[str, Any]]:
-    """Return the shares as JSON objects: milliseconds of each term in a step, on average."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCost:
+    """A `CostShare` in a document: milliseconds of each term in a step, on average."""
+
+    what: str
+    steps: int
+    step_ms: float | None
+    terms_ms: dict[str, float]
+
+
+def step_costs(shares: Iterable[CostShare]) -> list[StepCost]:
+    """Return the shares as a document has them."""
     return [
-        {
-            "what": share.what,
-            "steps": share.steps,
-            "step_ms": share.total_s / share.steps * 1e3,
-            "terms_ms": {name: seconds / share.steps * 1e3 for name, seconds in share.seconds.items()},
-        }
+        StepCost(
+            what=share.what,
+            steps=share.steps,
+            step_ms=share.total_s / share.steps * 1e3,
+            terms_ms={name: seconds / share.steps * 1e3 for name, seconds in share.seconds.items()},
+        )
         for share in shares
     ]

@@ -2,55 +2,10 @@
 
 from __future__ import annotations
 
-from servesim.report.schemas.vocabulary import Many, Maybe, Part
+from servesim.report.capacity import Capacity
+from servesim.report.schemas.vocabulary import Many, Maybe, Part, fields_of
 
-CAPACITY = {
-    "model": "text",
-    "hardware": "text",
-    "params": "integer",
-    "active_params": "integer: of one token",
-    "devices": "integer",
-    "weights_bytes": "integer: of all devices",
-    "device_weights_bytes": "integer",
-    "kv_bytes_per_token": "integer|null",
-    "budget_bytes": "integer|null: what the server may use of one device",
-    "reserve_bytes": "integer|null",
-    "kv_cache_bytes": "integer",
-    "num_blocks": "integer",
-    "kv_tokens": "integer",
-    "tokens_per_request": "integer",
-    "max_concurrency": "number: requests of tokens_per_request at once",
-    "decode_step_ms": "number: of one sequence without context",
-    "critical_batch": "integer|null: from which on arithmetic decides",
-    "context": "integer|null",
-    "critical_batch_at_context": "integer|null: null where memory decides at any batch",
-    "ridge_flop_per_byte": "number",
-    "start": Maybe(
-        {
-            "max_model_len": "integer",
-            "starts": "flag",
-            "needed_bytes": "integer",
-            "available_bytes": "integer",
-            "largest_context": "integer|null",
-            "vllm_max_concurrency": "number|null",
-            "smallest_gpu_memory_utilization": "number|null",
-            "smallest_tensor_parallel_size": "integer|null",
-            "kv_cache_dtype": "text|null: one with which it would start",
-        }
-    ),
-    "warnings": ["text"],
-    "adapter_bytes?": "integer",
-    "kv_tiers?": [
-        {
-            "tier": "text",
-            "blocks": "integer|null",
-            "tokens": "integer|null",
-            "size_bytes": "integer|null",
-            "block_ms": "number: to fetch a block",
-        }
-    ],
-    "cost?": [Part("cost")],
-}
+CAPACITY = fields_of(Capacity) | {"cost?": [Part("cost")]}
 
 SIDE = {
     "label": "text",

@@ -100,13 +100,6 @@ SUMMARY: dict[str, Any] = {
     "server?": Maybe(Part("server")),
 }
 
-COST = {
-    "what": "text",
-    "steps": "integer",
-    "step_ms": "number|null",
-    "terms_ms": Many("number"),
-}
-
 BESIDE_A_SUMMARY: dict[str, Any] = {
     "explanation?": {
         "index": "integer",

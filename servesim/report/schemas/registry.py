@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from servesim.report.explain import StepCost
 from servesim.report.schemas import answers, facts, figures, grids, lines
 from servesim.report.schemas.vocabulary import PART_NAMES, fields_of, json_schema, parts_of
 from servesim.units import suggest
@@ -64,7 +65,7 @@ PARTS: dict[str, Any] = {
     "client": figures.CLIENT,
     "server": figures.SERVER,
     "summary": figures.SUMMARY,
-    "cost": figures.COST,
+    "cost": fields_of(StepCost),
     "request": lines.REQUEST,
     "trial": answers.TRIAL,
 }
