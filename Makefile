@@ -32,7 +32,7 @@ real-server: ## calibrate on a real llama.cpp server, predict what was not fitte
 	$(PYTHON) -m tests.real_server $(if $(THREADS),--threads $(THREADS)) $(if $(WRITE),--write)
 
 validate: ## rerun the evidence for the cost models into the README's tables (SERVESIM_DATA=FOLDER; ten minutes)
-	$(PYTHON) -m tests.readme_evidence
+	$(PYTHON) -m tests.page_evidence
 
 bench: ## speed of the simulator, truth and cost of the load generator, beside their targets (QUICK=1: a minute; WRITE=1)
 	$(PYTHON) -m tests.bench $(if $(QUICK),--quick) $(if $(WRITE),--write)
@@ -43,8 +43,8 @@ e2e: ## the live page in a headless Chromium (Debian's, installed if it is missi
 	SERVESIM_E2E_SHOTS=.cache/e2e $(PYTHON) -m unittest -v tests.test_e2e_page
 
 golden: ## rewrite what the README shows and the golden pictures; read the diff
-	$(PYTHON) -m tests.readme_tables
-	$(PYTHON) -m tests.readme_commands
+	$(PYTHON) -m tests.page_tables
+	$(PYTHON) -m tests.page_commands
 	$(PYTHON) -m tests.report_runs
 
 outputs: ## rewrite what the runbook and the prompt show; read the diff, mend the figures that it names

@@ -5,7 +5,7 @@ alone is measured in CPU seconds (best of some): rates are those of `advance()`;
 records and check the laws is `closing`. Whole commands are measured on the wall clock (median of some), with their
 bytecode written before. `floor` is a bare loop over the same steps that only prices them; `textbook` is
 `tests/reference.py` on the same, smaller work. On a busy machine every figure is worse than it is. `--write` puts the
-rows that have a target into the README.
+rows that have a target into the guide.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from servesim.config.workload import WorkloadSpec, drive, load_requests
 from servesim.engine.engine import Engine
 from servesim.runs.records import Run
 from servesim.workload.requests import Requests
-from tests.readme_tables import put_table
+from tests.page_commands import put_table
 from tests.reference import Reference
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -305,15 +305,15 @@ def head() -> str:
     return f"{'':{NAME_WIDTH}}{'  '.join(titles)}  target"
 
 
-IN_README = ("requests", "tok_s", "textbook", "wall_s", "peak_mb")
+IN_GUIDE = ("requests", "tok_s", "textbook", "wall_s", "peak_mb")
 
 
 def markdown(rows: Iterable[tuple[str, dict[str, Any], list[tuple[str, bool]]]]) -> str:
-    """Return the table of the README: the rows that have a target."""
-    lines = ["| work | " + " | ".join(COLUMNS[key][0] for key in IN_README) + " | target |"]
-    lines.append("| --- |" + " --- |" * (len(IN_README) + 1))
+    """Return the table of `servesim help speed`: the rows that have a target."""
+    lines = ["| work | " + " | ".join(COLUMNS[key][0] for key in IN_GUIDE) + " | target |"]
+    lines.append("| --- |" + " --- |" * (len(IN_GUIDE) + 1))
     for name, figures, targets in rows:
-        cells = [COLUMNS[key][1](figures[key]) if key in figures else "" for key in IN_README]
+        cells = [COLUMNS[key][1](figures[key]) if key in figures else "" for key in IN_GUIDE]
         told = ", ".join(target if met else f"{target}: missed" for target, met in targets)
         if told:
             lines.append(f"| {' | '.join([name, *cells, told])} |")
@@ -333,7 +333,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="leave out the largest workloads, measure each once or so")
     parser.add_argument("--only", metavar="TEXT", default="", help="rows whose name has TEXT in it")
     parser.add_argument("--repeats", type=int, default=0, help="measurements of an engine row (default 3, quick 1)")
-    parser.add_argument("--write", action="store_true", help="put the table into the README")
+    parser.add_argument("--write", action="store_true", help="put the table into the guide")
     parser.add_argument("--row", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.row is not None:

@@ -1,10 +1,10 @@
-"""The loop of the README on a real llama.cpp server: measure, calibrate, predict, compare: `make real-server`.
+"""Measure, calibrate, predict, compare on a real llama.cpp server, as `servesim help calibrate` shows it.
 
-loadgen saves runs at concurrency 1 and 4 and of a long prompt, `calibrate` fits a device to them, `simulate` predicts
-what was not fitted: concurrency 8, a scan of prompt lengths and one of output lengths. Each figure is held against its
-bound: throughput within 10 % (25 % must never be missed), TTFT p50 and TPOT p50 within 15 %. Every step is a command
-that a user would type. It measures this machine, so it wants a quiet one. `--write` puts commands and table into the
-README; exit 1 if a bound is missed.
+`make real-server` runs it: loadgen saves runs at concurrency 1 and 4 and of a long prompt, `calibrate` fits a device to
+them, `simulate` predicts what was not fitted: concurrency 8, a scan of prompt lengths and one of output lengths. Each
+figure is held against its bound: throughput within 10 % (25 % must never be missed), TTFT and TPOT p50 within 15 %.
+Every step is a command that a user would type. It measures this machine, so it wants a quiet one. `--write` puts
+commands and table into the guide; exit 1 if a bound is missed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from servesim.calibrate.measurement import figures_of
 from servesim.runs.reader import read_run
 from servesim.summary.summary import summarize
-from tests.readme_tables import README, put_table
+from tests.page_commands import put, put_table
 from tests.smoke import ROOT, free_port, install, server
 
 # name: (concurrency, prompt tokens, output tokens, requests)
@@ -115,7 +115,7 @@ def held_rows(loop: Loop) -> tuple[list[str], list[str]]:
 
 
 def transcript(loop: Loop, said: Sequence[tuple[tuple[str, ...], str]]) -> str:
-    """Return the commands and what they said, as the README shows them."""
+    """Return the commands and what they said, as the guide shows them."""
     lines = []
     for words, out in said:
         text = shlex.join(words).replace("'|'", "|").replace(f"127.0.0.1:{loop.port}", "127.0.0.1:8080")
@@ -123,13 +123,9 @@ def transcript(loop: Loop, said: Sequence[tuple[tuple[str, ...], str]]) -> str:
     return "\n".join(re.sub(r"^(\{.{100}).*\}$", r"\1...", line, flags=re.MULTILINE) for line in lines) + "\n"
 
 
-def write_readme(shown: str, rows: Sequence[str]) -> None:
-    """Put transcript and table where the README has their markers."""
-    text = README.read_text(encoding="utf-8")
-    before, found, rest = text.partition(BEGIN)
-    if not found:
-        raise SystemExit("README.md has no block marked loop")
-    README.write_text(before + BEGIN + shown + rest[rest.index(END) :], encoding="utf-8")
+def write_guide(shown: str, rows: Sequence[str]) -> None:
+    """Put transcript and table where the guide has their markers."""
+    put(BEGIN, END, shown)
     columns = [
         "load",
         *(cell for name in ("tok/s", "TTFT p50 ms", "TPOT p50 ms") for cell in (name, "predicted", "off")),
@@ -141,7 +137,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="tests.real_server", allow_abbrev=False)
     parser.add_argument("--threads", type=int, help="threads of the server (its own choice when not given)")
     parser.add_argument("--keep", type=Path, help="keep the saved runs in this folder, or use those that are there")
-    parser.add_argument("--write", action="store_true", help="write commands and table into the README")
+    parser.add_argument("--write", action="store_true", help="write commands and table into the guide")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
         folder: Path = (asked.keep or Path(made)).resolve()
@@ -169,7 +165,7 @@ def main() -> int:
         told = json.loads((folder / "fitted.json").read_text(encoding="utf-8"))
         print(f"\n{told['fitted']}")
         if asked.write:
-            write_readme(shown, rows)
+            write_guide(shown, rows)
     for what in outside:
         print(f"outside: {what}", file=sys.stderr)
     return int(bool(outside))

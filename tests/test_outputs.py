@@ -10,8 +10,8 @@ from tests.command import in_shell, workspace
 from tests.extent import in_full
 from tests.guide_runner import Runner
 from tests.guides import fences, flags_of_block, known_flags, unknown_metrics, without_fences
-from tests.readme_commands import matches, sessions
-from tests.readme_tables import filled
+from tests.page_commands import matches, sessions
+from tests.page_tables import filled
 from tests.write_outputs import OUTPUTS, stale_figures, tables
 
 SKILL, PROMPT = OUTPUTS / "skill-llm-serving-tuning.md", OUTPUTS / "prompt-explain-serving-metrics.md"

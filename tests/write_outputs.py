@@ -13,8 +13,8 @@ from servesim.catalog.servers import SERVERS, ServerDialect
 from servesim.diagnose.rules import RULES
 from tests.command import ROOT
 from tests.guides import without_fences
-from tests.readme_commands import rewritten, sessions
-from tests.readme_tables import coded, filled, table
+from tests.page_commands import rewritten, sessions
+from tests.page_tables import coded, filled, table
 
 OUTPUTS = ROOT / "outputs"
 

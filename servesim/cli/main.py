@@ -29,6 +29,7 @@ VERBS: dict[str, str] = {
     "compare": "two runs side by side: differences, their noise, verdicts, gates",
     "completion": "completion of the command line for bash, zsh and fish",
     "schema": "the JSON Schema of everything that is written",
+    "help": "the guides, from first lessons to the evidence: servesim help TOPIC",
 }
 """Each verb is the module `servesim.cli.VERB` with `build_parser()` and `run(call)` (see `servesim.cli.runner`)."""
 
@@ -76,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def dispatch(argv: list[str]) -> int:
     """Run the verb that `argv` begins with."""
-    if not argv or argv[0] in ("-h", "--help", "help"):
+    if not argv or argv[0] in ("-h", "--help"):
         verbs = "\n".join(f"  {verb:<10} {summary}" for verb, summary in VERBS.items())
         print(USAGE.format(verbs=verbs), end="")
         return 0 if argv else InputError.exit_code

@@ -1,4 +1,4 @@
-"""Rerun the evidence and put its tables into the README: `SERVESIM_DATA=FOLDER python3 -m tests.readme_evidence`.
+"""Rerun the evidence and put its tables into the guide: `SERVESIM_DATA=FOLDER python3 -m tests.page_evidence`.
 
 It takes minutes; `--from FILE` takes what `servesim validate --json` said instead. An evidence whose data are not at
 hand leaves its tables as they are, and says so. Exit 1: a claim does not hold.
@@ -15,9 +15,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.readme_tables import README, put_table
+from tests.command import ROOT
+from tests.page_commands import put_table
 
-ROOT = README.parent
 Rows = Sequence[Sequence[Any]]
 
 
@@ -35,7 +35,7 @@ def evidence_in(path: Path) -> list[dict[str, Any]]:
 
 
 def tables(evidence: Iterable[dict[str, Any]]) -> dict[str, str]:
-    """Return the README's tables, by their markers, of the evidence that was not skipped."""
+    """Return the guide's tables, by their markers, of the evidence that was not skipped."""
     found = {each["name"]: each for each in evidence if not each["skipped"]}
     claims = [(name, claim) for name, each in found.items() for claim in each["claims"]]
     rows = [
@@ -80,7 +80,7 @@ def _table(columns: Sequence[str], rows: Rows) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="tests.readme_evidence", allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="tests.page_evidence", allow_abbrev=False)
     parser.add_argument("--from", dest="file", type=Path, help="what servesim validate --json said")
     file = parser.parse_args().file
     evidence = rerun() if file is None else evidence_in(file)

@@ -1,13 +1,10 @@
-"""Write the README's tables of presets from the registries: `python3 -m tests.readme_tables`."""
+"""Write the pages' tables from the registries: `python3 -m tests.page_tables`."""
 
 from __future__ import annotations
 
 import re
 import sys
-from pathlib import Path
 
-from servesim.catalog.hardware import HARDWARE
-from servesim.catalog.models import MODELS
 from servesim.catalog.servers import SERVERS
 from servesim.client.flavour import API_FLAVOURS
 from servesim.config.fleet import LINK_SCOPES, TRANSFER_OVERLAPS
@@ -16,13 +13,10 @@ from servesim.diagnose.rules import RULES
 from servesim.fleet.autoscale import FIGURES
 from servesim.fleet.router import ROUTERS
 from servesim.report.renderers import RENDERERS
-from servesim.units import format_bytes, format_si
 from servesim.workload.arrivals import ARRIVALS
 from servesim.workload.lengths import LENGTHS
 from servesim.workload.traces.trace import TRACE_FORMATS
-
-README = Path(__file__).resolve().parent.parent / "README.md"
-
+from tests.page_commands import PAGES
 
 DIFFERS = {
     "--max-num-seqs": "llama.cpp's seats are slots with a cache of their own",
@@ -76,27 +70,6 @@ def table(header: str, rows: list[tuple[object, ...]]) -> str:
 def tables() -> dict[str, str]:
     """Return the text of every table, by the name of its marker."""
     return {
-        "hardware": table(
-            "| `--hardware` | memory GiB | GB/s | BF16 TFLOP/s | reserve GiB | mfu | mbu | overhead | source |",
-            [
-                (
-                    *(f"`{h.name}`", f"{h.memory_gib:g}", f"{h.bandwidth_gb_s:g}", f"{h.tflops:g}"),
-                    *(f"{h.reserve_gib:g}", f"{h.mfu:g}", f"{h.mbu:g}", f"{h.overhead_ms:g} ms"),
-                    f"{h.source} ({h.date})",
-                )
-                for h in HARDWARE.values()
-            ],
-        ),
-        "models": table(
-            "| `--model` | parameters | weights | layers | KV per token | source |",
-            [
-                (
-                    *(f"`{m.name}`", format_si(m.params), m.weight_dtype, m.layers),
-                    *(format_bytes(m.kv_bytes_per_token(context=4096)), f"{m.source} ({m.date})"),
-                )
-                for m in MODELS.values()
-            ],
-        ),
         "parameters": table(
             "| parameter | default | what it is | where that comes from |",
             [
@@ -179,24 +152,13 @@ def filled(text: str, name: str, body: str) -> tuple[str, int]:
 
 
 def with_tables(text: str) -> str:
-    """Return the README `text` with every marked table as the registries have it."""
+    """Return the page `text` with every table that it marks as the registries have it."""
     for name, body in tables().items():
-        text, found = filled(text, name, body)
-        if found != 1:
-            raise SystemExit(f"README.md has {found} tables marked {name}, must have one")
+        text, _ = filled(text, name, body)
     return text
 
 
-def put_table(name: str, body: str) -> None:
-    """Put one table where the README has its marker; raise SystemExit where it has none."""
-    text = README.read_text(encoding="utf-8")
-    marked = re.compile(rf"(<!-- table: {name} -->\n)(?:\|[^\n]*\n)*(<!-- end -->)")
-    text, found = marked.subn(lambda match: f"{match[1]}{body}\n{match[2]}", text)
-    if found != 1:
-        raise SystemExit(f"README.md has {found} tables marked {name}, must have one")
-    README.write_text(text, encoding="utf-8")
-
-
 if __name__ == "__main__":
-    README.write_text(with_tables(README.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
     sys.exit(0)
