@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from importlib import import_module
 
-from servesim.cli.main import VERBS, dispatch
-from servesim.cli.output import result_to
+from servesim.cli.main import VERBS
 from servesim.cli.parser import Parser
+from servesim.cli.runner import Call, Result
 from servesim.guide import TOPICS, guide, title
 from servesim.units import suggest
 
@@ -16,7 +16,7 @@ EXAMPLES = ("servesim help", "servesim help lessons", "servesim help knobs | les
 def build_parser() -> Parser:
     parser = Parser(
         "help",
-        "The guides: one of them as Markdown, or what each is about. A verb that has no guide\nprints its --help.",
+        "The guides: one of them as Markdown, or what each is about. A verb that has no guide prints its --help.",
         EXAMPLES,
         (),
     )
@@ -25,18 +25,16 @@ def build_parser() -> Parser:
     return parser
 
 
-def run(argv: Sequence[str]) -> int:
-    flags = build_parser().read(argv)
-    if flags is None:
-        return 0
-    topic = flags.get("topic")
-    if topic in VERBS and topic not in TOPICS:
-        return dispatch([topic, "--help"])
-    if topic is not None and topic not in TOPICS:
-        raise suggest("topic", topic, (*TOPICS, *VERBS))
-    with result_to(None) as write:
-        write(listing() if topic is None else guide(topic))
-    return 0
+def run(call: Call) -> Result:
+    topic = call.values.get("topic")
+    if topic is None:
+        return Result(text=listing)
+    if topic in TOPICS:
+        return Result(text=lambda: guide(topic))
+    if topic in VERBS:
+        parser: Parser = import_module(f"servesim.cli.{topic}").build_parser()
+        return Result(text=parser.format_help)
+    raise suggest("topic", topic, (*TOPICS, *VERBS))
 
 
 def listing() -> str:
