@@ -33,7 +33,7 @@ def run(call: Call) -> Result:
         return Result(text=lambda: guide(topic))
     if topic in VERBS:
         parser: Parser = import_module(f"servesim.cli.{topic}").build_parser()
-        return Result(text=parser.format_help)
+        return Result(text=lambda: parser.help_text(whole=False))
     raise suggest("topic", topic, (*TOPICS, *VERBS))
 
 
