@@ -1,7 +1,7 @@
 """The files that a user gives: opened, bounded, unpacked and recognised in one place, with one line for what is wrong.
 
 A path, or `-` for standard input; gzip is seen by its content. A file is streamed (`InputFile`) or read whole
-(`read_text`, `read_object`, `recognise`) within `MAX_BYTES`. What a file is follows from what is in it (`Kind`).
+(`read_text`, `read_object`, `recognise`) within `MAX_BYTES`. What a file is follows from what is in it (`FileKind`).
 Knows no room: what a saved run, a document or a table means is left to the caller.
 """
 
@@ -35,7 +35,7 @@ PIECE_BYTES = 2**18
 Object = dict[str, Any]  # any JSON object
 
 
-class Kind(Enum):
+class FileKind(Enum):
     """What a file is, by its content."""
 
     RUN = auto()  # a saved run: a JSON object on the first line that says `"kind": "header"`
@@ -50,7 +50,7 @@ class Contents:
     """A file that was recognised. Of a saved run only the first line was read, of anything else all of it."""
 
     path: str
-    kind: Kind
+    kind: FileKind
     text: str
     first: Object | None  # the JSON object on the first line, None where there is none
     value: Any  # the whole text as JSON, None where it is none
@@ -75,15 +75,15 @@ def recognise(path: str) -> Contents:
         found, fault = _json_of(head)
         first = found if isinstance(found, dict) else None
         if first is not None and first.get("kind") == "header":
-            return Contents(path=path, kind=Kind.RUN, text=head, first=first, value=None, fault="")
+            return Contents(path=path, kind=FileKind.RUN, text=head, first=first, value=None, fault="")
         rest = file.read(MAX_BYTES + 1 - len(line))
     text = _checked_text(path, line + rest, MAX_BYTES)
     value, fault = _json_of(text) if rest else (found, fault)
     if fault:
-        kind = Kind.TEXT if first is None else Kind.LINES
+        kind = FileKind.TEXT if first is None else FileKind.LINES
     else:
         is_ours = isinstance(value, dict) and str(value.get("schema", "")).startswith("servesim.")
-        kind = Kind.DOCUMENT if is_ours else Kind.JSON
+        kind = FileKind.DOCUMENT if is_ours else FileKind.JSON
     return Contents(path=path, kind=kind, text=text, first=first, value=value, fault=fault)
 
 

@@ -14,7 +14,7 @@ from unittest import mock
 
 from servesim import inputs
 from servesim.errors import InputError
-from servesim.inputs import InputFile, Kind, is_pipe, open_binary, read_object, read_text, recognise, rereadable
+from servesim.inputs import FileKind, InputFile, is_pipe, open_binary, read_object, read_text, recognise, rereadable
 
 HEADER = '{"kind":"header","schema":"servesim.run/1"}\n'
 
@@ -34,15 +34,15 @@ class Given(unittest.TestCase):
 class Recognition(Given):
     def test_a_file_is_what_its_content_says_packed_or_not(self) -> None:
         for content, kind in (
-            (HEADER + '{"kind":"request"}\n', Kind.RUN),
-            ('{\n  "schema": "servesim.summary/1"\n}\n', Kind.DOCUMENT),
-            ('{"schema": "servesim.summary/1"}', Kind.DOCUMENT),
-            ('{"schema": "someone.else/1"}', Kind.JSON),
-            ("[1, 2]\n", Kind.JSON),
-            ('{"arrival_s": 0}\n{"arrival_s": 1}\n', Kind.LINES),
-            ("time,rate\n0,1\n", Kind.TEXT),
-            ("# HELP vllm:requests\n", Kind.TEXT),
-            ("", Kind.TEXT),
+            (HEADER + '{"kind":"request"}\n', FileKind.RUN),
+            ('{\n  "schema": "servesim.summary/1"\n}\n', FileKind.DOCUMENT),
+            ('{"schema": "servesim.summary/1"}', FileKind.DOCUMENT),
+            ('{"schema": "someone.else/1"}', FileKind.JSON),
+            ("[1, 2]\n", FileKind.JSON),
+            ('{"arrival_s": 0}\n{"arrival_s": 1}\n', FileKind.LINES),
+            ("time,rate\n0,1\n", FileKind.TEXT),
+            ("# HELP vllm:requests\n", FileKind.TEXT),
+            ("", FileKind.TEXT),
         ):
             for data in (content.encode(), gzip.compress(content.encode())):
                 with self.subTest(content=content, packed=data[:2] == b"\x1f\x8b"):

@@ -34,7 +34,7 @@ from servesim.config.build import Server, build_server
 from servesim.config.server import SERVER_CHECKS, ServerSpec
 from servesim.config.workload import WorkloadSpec, build_workload, drive
 from servesim.errors import InputError
-from servesim.inputs import Kind, recognise
+from servesim.inputs import FileKind, recognise
 from servesim.runs.reader import read_run
 from servesim.runs.records import Outcome, Records, Run
 from servesim.units import parse_count, parse_finite
@@ -132,14 +132,14 @@ def read_measurements(path: str, options: Mapping[str, Any] | None = None) -> li
     """
     given = dict(options or {})
     file = recognise(path)
-    if file.kind is Kind.RUN:
+    if file.kind is FileKind.RUN:
         return [of_run(path, read_run(path), given)]
     if not file.text.strip():
         raise InputError(f"{path}: is empty")
     if file.first is not None and isinstance(file.first.get("engine"), dict) and "schema" not in file.first:
         run, known = read_engine_log(path, file.text)
         return [of_run(path, run, {**known, **given})]
-    if file.kind is Kind.DOCUMENT:
+    if file.kind is FileKind.DOCUMENT:
         return of_report(path, file.value, given)
     rows, first_row = file.value, 1
     if isinstance(rows, dict):

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, NoReturn
 
-from servesim.catalog.json_fields import Fields
+from servesim.catalog.json_fields import JsonFields
 from servesim.catalog.model import Attention, Experts, Model
 from servesim.catalog.weights import GGML_TYPES, WEIGHT_BYTES
 from servesim.errors import InputError
@@ -290,7 +290,7 @@ def read_gguf_model(path: str) -> Model:
         raise InputError(f"{path}: does not name its architecture; is it a model?")
     prefix = f"{architecture}."
     own = {key.removeprefix(prefix): value for key, value in header.metadata.items() if key.startswith(prefix)}
-    return _model(Fields(own, f"{path}: {architecture}"), architecture, header, tensors, path)
+    return _model(JsonFields(own, f"{path}: {architecture}"), architecture, header, tensors, path)
 
 
 def _whole(path: str) -> tuple[GgufHeader, list[Tensor]]:
@@ -309,7 +309,7 @@ def _whole(path: str) -> tuple[GgufHeader, list[Tensor]]:
     return headers[0], [tensor for part in headers for tensor in part.tensors]
 
 
-def _model(fields: Fields, architecture: str, header: GgufHeader, tensors: list[Tensor], path: str) -> Model:
+def _model(fields: JsonFields, architecture: str, header: GgufHeader, tensors: list[Tensor], path: str) -> Model:
     layers = fields.count("block_count", maximum=MAX_LAYERS)
     layers -= fields.count("nextn_predict_layers", default=0, minimum=0, maximum=layers - 1)  # drafts, never run
     hidden = fields.count("embedding_length")
@@ -348,7 +348,7 @@ def _model(fields: Fields, architecture: str, header: GgufHeader, tensors: list[
 
 
 def _attention(
-    fields: Fields, architecture: str, layers: int, heads: int, hidden: int, names: set[str]
+    fields: JsonFields, architecture: str, layers: int, heads: int, hidden: int, names: set[str]
 ) -> tuple[Attention, ...]:
     """Return what the layers keep, in groups of equal ones, those that keep every token in front."""
     kv_heads = _by_layer(fields, "attention.head_count_kv", layers, default=heads)
@@ -381,7 +381,7 @@ def _attention(
     return tuple(sorted(found, key=lambda group: (group.idle, group.state_bytes > 0, group.window is not None)))
 
 
-def _windows(fields: Fields, architecture: str, layers: int) -> list[int | None]:
+def _windows(fields: JsonFields, architecture: str, layers: int) -> list[int | None]:
     """Return each layer's window; None where it sees everything."""
     window = fields.count("attention.sliding_window", default=_CHUNK.get(architecture, 0), minimum=0)
     pattern = fields.get("attention.sliding_window_pattern")
@@ -394,7 +394,7 @@ def _windows(fields: Fields, architecture: str, layers: int) -> list[int | None]
     return [window if every == 0 or layer % every < every - 1 else None for layer in range(layers)]
 
 
-def _state_bytes(fields: Fields) -> int:
+def _state_bytes(fields: JsonFields) -> int:
     """Return the bytes of one recurrent layer's state, which llama.cpp keeps in FP32: the scan and its convolution."""
     inner = fields.count("ssm.inner_size", default=0, minimum=0, maximum=10**7)
     if not inner:
@@ -405,7 +405,7 @@ def _state_bytes(fields: Fields) -> int:
     return 4 * (inner * state + (kernel - 1) * (inner + 2 * groups * state))
 
 
-def _experts(fields: Fields, layers: int, names: set[str]) -> Experts | None:
+def _experts(fields: JsonFields, layers: int, names: set[str]) -> Experts | None:
     count = fields.count("expert_count", default=0, minimum=0)
     # Experts of a layer are one tensor; files from before that have one tensor each.
     mixing = sum(
@@ -430,18 +430,18 @@ def _experts(fields: Fields, layers: int, names: set[str]) -> Experts | None:
     )
 
 
-def _by_layer(fields: Fields, name: str, layers: int, *, default: int) -> list[int]:
+def _by_layer(fields: JsonFields, name: str, layers: int, *, default: int) -> list[int]:
     """Return a number for each layer, where the file has one for all or a list."""
     if not isinstance(fields.get(name), list):
         return [fields.count(name, default=default, minimum=0)] * layers
     listed = fields.items(name) or ()
     if len(listed) < layers:
         raise InputError(f"{fields.path}: {name} has {len(listed)} items, must have one for each of {layers} layers")
-    each = Fields({str(layer): listed[layer] for layer in range(layers)}, f"{fields.path}: {name}")
+    each = JsonFields({str(layer): listed[layer] for layer in range(layers)}, f"{fields.path}: {name}")
     return [each.count(str(layer), minimum=0) for layer in range(layers)]
 
 
-def _vocabulary(fields: Fields, header: GgufHeader, tensors: Iterable[Tensor], path: str) -> int:
+def _vocabulary(fields: JsonFields, header: GgufHeader, tensors: Iterable[Tensor], path: str) -> int:
     """Return the size of the vocabulary: of the embedding table, which is what a step computes with."""
     for tensor in tensors:
         if tensor.name == "token_embd.weight" and len(tensor.shape) == 2:

@@ -32,7 +32,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from servesim.catalog.json_fields import Fields
+from servesim.catalog.json_fields import JsonFields
 from servesim.errors import InputError
 from servesim.inputs import MAX_CONFIG_BYTES, read_object
 from servesim.units import GIB, suggest
@@ -427,7 +427,7 @@ _BESIDE = ("schema", "base", "provenance", "servesim", "command", "config", "par
 
 def read_hardware(path: str) -> Hardware:
     """Return the device in the JSON file at `path`; raise `InputError` with the file's name and the field."""
-    document = Fields(read_object(path, limit_bytes=MAX_CONFIG_BYTES), path)
+    document = JsonFields(read_object(path, limit_bytes=MAX_CONFIG_BYTES), path)
     schema = document.text("schema", default=SCHEMA)
     if schema != SCHEMA:
         raise InputError(f"{path}: schema is {schema[:60]!r}, must be {SCHEMA!r}, a device")
@@ -469,7 +469,7 @@ def device_document(
     return document
 
 
-def _given(document: Fields) -> dict[str, Any]:
+def _given(document: JsonFields) -> dict[str, Any]:
     """Return the fields of `Hardware` that the file gives, each of its type."""
     given: dict[str, Any] = {}
     for name, kind in _FIELDS.items():

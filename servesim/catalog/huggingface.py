@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from servesim.catalog.json_fields import Fields
+from servesim.catalog.json_fields import JsonFields
 from servesim.catalog.layers import (
     DEFAULTS,
     DENSE,
@@ -41,7 +41,7 @@ class CheckpointFormat:
     method: str = ""  # as the checkpoint calls it
 
 
-def plain_dtype(fields: Fields) -> str:
+def plain_dtype(fields: JsonFields) -> str:
     """Return the dtype of weights that are not quantised: BF16 where the file says nothing."""
     dtype = fields.text("torch_dtype", "dtype", default="bfloat16").removeprefix("torch.")
     if dtype not in _DTYPES:
@@ -49,7 +49,7 @@ def plain_dtype(fields: Fields) -> str:
     return _DTYPES[dtype]
 
 
-def checkpoint_format(quantization: Fields | None) -> CheckpointFormat | None:
+def checkpoint_format(quantization: JsonFields | None) -> CheckpointFormat | None:
     """Return the format that a `quantization_config` describes; None without one."""
     if quantization is None:
         return None
@@ -74,14 +74,14 @@ def checkpoint_format(quantization: Fields | None) -> CheckpointFormat | None:
     return CheckpointFormat(name=name, keep=tuple(_kept(ignored)), method=method or algorithm)
 
 
-def _compressed(quantization: Fields) -> str | None:
+def _compressed(quantization: JsonFields) -> str | None:
     """Return the format of the first group of weights of compressed-tensors."""
     groups = quantization.part("config_groups")
     for group in (groups.values if groups else {}).values():
         weights = group.get("weights") if isinstance(group, dict) else None
         if not isinstance(weights, dict):
             continue
-        fields = Fields(weights, f"{quantization.path}: weights")
+        fields = JsonFields(weights, f"{quantization.path}: weights")
         bits, is_float = fields.count("num_bits", default=8, maximum=64), fields.text("type") == "float"
         size = fields.count("group_size", default=0, minimum=-1)
         if bits == 8:
@@ -129,7 +129,7 @@ def read_hugging_face(path: str) -> Model:
     return _weighed(model, _quantization(fields, folder), weights, fields.path)
 
 
-def decoder_fields(document: Object, path: str) -> Fields:
+def decoder_fields(document: Object, path: str) -> JsonFields:
     """Return the fields of the decoder: the text part of a multimodal file, with what is only said outside of it."""
     values = document
     if document.get("is_encoder_decoder") is True:
@@ -142,10 +142,10 @@ def decoder_fields(document: Object, path: str) -> Fields:
             break
     kind = values.get("model_type")
     defaults = DEFAULTS.get(kind, {}) if isinstance(kind, str) else {}
-    return Fields({**defaults, **{key: value for key, value in values.items() if value is not None}}, path)
+    return JsonFields({**defaults, **{key: value for key, value in values.items() if value is not None}}, path)
 
 
-def plain_model(fields: Fields, name: str) -> Model:
+def plain_model(fields: JsonFields, name: str) -> Model:
     """Return the model that the shapes in `fields` make, its parameters counted and none of its weights quantised."""
     hidden = fields.count("hidden_size", "n_embd", "d_model", "model_dim")
     layers = layer_count(fields)
@@ -205,7 +205,7 @@ def _weighed(model: Model, form: CheckpointFormat | None, weights: Weights | Non
     return replace(model, active_params=max(1, model.params - round(model.expert_params * share)))
 
 
-def _experts(fields: Fields, layers: int, hidden: int) -> tuple[Experts | None, list[str]]:
+def _experts(fields: JsonFields, layers: int, hidden: int) -> tuple[Experts | None, list[str]]:
     """Return the mixture of experts, if there is one, and the kind of each layer's feed-forward."""
     count = fields.count(
         *("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts"), default=0, minimum=0
@@ -235,7 +235,7 @@ def _experts(fields: Fields, layers: int, hidden: int) -> tuple[Experts | None, 
     )
 
 
-def _mixers(fields: Fields, layers: int, hidden: int, heads: int) -> tuple[tuple[Attention, ...], int]:
+def _mixers(fields: JsonFields, layers: int, hidden: int, heads: int) -> tuple[tuple[Attention, ...], int]:
     """Return what the layers keep, in groups of equal ones, and the parameters of all mixers."""
     kinds, window = mixer_kinds(fields, layers)
     known: dict[str, Mixer] = {kind: mixer(kind, fields, hidden, heads, window) for kind in sorted(set(kinds))}
@@ -253,18 +253,18 @@ def _whole_first(groups: Iterable[Attention]) -> tuple[Attention, ...]:
     return tuple(sorted(groups, key=lambda group: (group.idle, group.state_bytes > 0, group.window is not None)))
 
 
-def _intermediate(fields: Fields, hidden: int, is_mixture: bool) -> int:
+def _intermediate(fields: JsonFields, hidden: int, is_mixture: bool) -> int:
     """Return the width of a dense feed-forward; Llama 4 has one of its own beside that of its experts."""
     own = ("intermediate_size_mlp",) if is_mixture else ()
     names = (*own, "intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim", "ffn_hidden_dim")
     widths = fields.items(names[0]) if isinstance(fields.get(names[0]), list) else None
     if widths:  # one for each layer: their mean
-        whole = Fields({str(number): width for number, width in enumerate(widths)}, f"{fields.path}: {names[0]}")
+        whole = JsonFields({str(number): width for number, width in enumerate(widths)}, f"{fields.path}: {names[0]}")
         return round(sum(whole.count(name) for name in whole.values) / len(widths))
     return fields.count(*names, default=4 * hidden)
 
 
-def _positions(fields: Fields) -> int:
+def _positions(fields: JsonFields) -> int:
     """Return the rows of a learned table of positions: GPT-2 and OPT have one, everybody else turns angles."""
     kind = fields.text("model_type")
     if kind in ("gpt2", "gpt_bigcode"):
@@ -272,11 +272,13 @@ def _positions(fields: Fields) -> int:
     return fields.count("max_position_embeddings", default=2048) + 2 if kind == "opt" else 0
 
 
-def _quantization(fields: Fields, folder: str) -> CheckpointFormat | None:
+def _quantization(fields: JsonFields, folder: str) -> CheckpointFormat | None:
     form = checkpoint_format(fields.part("quantization_config"))
     beside = os.path.join(folder, "hf_quant_config.json")  # ModelOpt
     if form is None and os.path.isfile(beside):
-        form = checkpoint_format(Fields(read_object(beside, limit_bytes=MAX_CONFIG_BYTES), beside).part("quantization"))
+        form = checkpoint_format(
+            JsonFields(read_object(beside, limit_bytes=MAX_CONFIG_BYTES), beside).part("quantization")
+        )
     return form
 
 

@@ -9,8 +9,8 @@ from servesim.errors import InputError
 from servesim.units import parse_count, parse_finite, shown
 
 
-class Fields:
-    """The fields of one JSON object, asked for under any of their names; errors name file and field."""
+class JsonFields:
+    """The fields of one JSON object, looked up under any of their names; errors name file and field."""
 
     def __init__(self, values: Mapping[str, Any], path: str) -> None:
         self.values, self.path = values, path
@@ -69,11 +69,11 @@ class Fields:
             )
         return value
 
-    def part(self, name: str) -> Fields | None:
+    def part(self, name: str) -> JsonFields | None:
         """Return the object `name` inside this one; None when it is missing."""
         value = self.values.get(name)
         if value is None:
             return None
         if not isinstance(value, dict):
             raise InputError(f"{self.path}: {name} is {shown(value)}, must be an object")
-        return Fields(value, f"{self.path}: {name}")
+        return JsonFields(value, f"{self.path}: {name}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from servesim.catalog.json_fields import Fields
+from servesim.catalog.json_fields import JsonFields
 from servesim.catalog.model import Attention
 from servesim.errors import InputError
 from servesim.inputs import Object
@@ -67,14 +67,14 @@ _TYPES = {
 _PATTERN = {"M": MAMBA, "*": FULL, "-": IDLE, "E": IDLE}
 
 
-def layer_count(fields: Fields) -> int:
+def layer_count(fields: JsonFields) -> int:
     """Return the number of layers."""
     pattern = fields.text("hybrid_override_pattern")
     default = len(pattern) if pattern else None
     return fields.count("num_hidden_layers", "n_layer", "n_layers", "num_layers", default=default, maximum=10_000)
 
 
-def mixer_kinds(fields: Fields, layers: int) -> tuple[list[str], int | None]:
+def mixer_kinds(fields: JsonFields, layers: int) -> tuple[list[str], int | None]:
     """Return the kind of each layer's mixer, and the window of the sliding ones."""
     window = _window(fields)
     kinds = _listed(fields, layers) or _recurrent(fields, layers) or _sliding(fields, layers, window)
@@ -85,7 +85,7 @@ def mixer_kinds(fields: Fields, layers: int) -> tuple[list[str], int | None]:
     return kinds, window
 
 
-def feed_forward_kinds(fields: Fields, layers: int, experts: int) -> list[str]:
+def feed_forward_kinds(fields: JsonFields, layers: int, experts: int) -> list[str]:
     """Return whether each layer's feed-forward is dense, a mixture of experts or absent."""
     pattern = fields.text("hybrid_override_pattern")
     if pattern:
@@ -121,13 +121,13 @@ def feed_forward_kinds(fields: Fields, layers: int, experts: int) -> list[str]:
     return [EXPERTS if mixes(layer) else DENSE for layer in range(layers)]
 
 
-def _window(fields: Fields) -> int | None:
+def _window(fields: JsonFields) -> int | None:
     if fields.get("use_sliding_window") is False:
         return None
     return fields.count("sliding_window", "sliding_window_size", "attention_chunk_size", default=0, minimum=0) or None
 
 
-def _listed(fields: Fields, layers: int) -> list[str] | None:
+def _listed(fields: JsonFields, layers: int) -> list[str] | None:
     """Return the kinds where the file names each layer's."""
     pattern = fields.text("hybrid_override_pattern")
     if pattern:
@@ -143,7 +143,7 @@ def _listed(fields: Fields, layers: int) -> list[str] | None:
     return [_TYPES[kind] for kind in listed]
 
 
-def _recurrent(fields: Fields, layers: int) -> list[str] | None:
+def _recurrent(fields: JsonFields, layers: int) -> list[str] | None:
     """Return the kinds of a hybrid that says which of its layers attend."""
     flags = fields.items("attn_type_list", length=layers)  # MiniMax: 0 is lightning attention
     if flags is not None:
@@ -167,7 +167,7 @@ def _recurrent(fields: Fields, layers: int) -> list[str] | None:
     return None
 
 
-def _sliding(fields: Fields, layers: int, window: int | None) -> list[str]:
+def _sliding(fields: JsonFields, layers: int, window: int | None) -> list[str]:
     """Return the kinds of layers that all attend, some of them over a window."""
     if window is None:
         return [FULL] * layers
@@ -188,7 +188,7 @@ def _sliding(fields: Fields, layers: int, window: int | None) -> list[str]:
     return [SLIDING] * layers
 
 
-def _numbers(fields: Fields, name: str) -> frozenset[int] | None:
+def _numbers(fields: JsonFields, name: str) -> frozenset[int] | None:
     """Return a list of layers' numbers as a set; None when it is missing."""
     listed = fields.items(name)
     return None if listed is None else frozenset(number for number in listed if isinstance(number, int))
@@ -206,7 +206,7 @@ class Mixer:
     keeps: Attention
 
 
-def mixer(kind: str, fields: Fields, hidden: int, heads: int, window: int | None) -> Mixer:
+def mixer(kind: str, fields: JsonFields, hidden: int, heads: int, window: int | None) -> Mixer:
     """Return the mixer of a layer of `kind`."""
     if kind in (FULL, SLIDING):
         if fields.get("kv_lora_rank"):
@@ -221,14 +221,14 @@ def mixer(kind: str, fields: Fields, hidden: int, heads: int, window: int | None
     return Mixer(params=0, keeps=Attention(layers=1, idle=True))
 
 
-def kv_heads(fields: Fields, heads: int) -> int:
+def kv_heads(fields: JsonFields, heads: int) -> int:
     """Return the heads of keys and values: all of them where nothing groups them."""
     if fields.flag("multi_query") and not fields.flag("new_decoder_architecture"):
         return fields.count("multi_query_group_num", "num_kv_heads", default=1)
     return fields.count("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num", default=heads)
 
 
-def head_dim(fields: Fields, hidden: int, heads: int) -> int:
+def head_dim(fields: JsonFields, hidden: int, heads: int) -> int:
     """Return the width of one head: its own field, else hidden / heads."""
     width = fields.count("head_dim", "kv_channels", "attention_head_dim", default=0, minimum=0)
     if width == 0:
@@ -238,7 +238,7 @@ def head_dim(fields: Fields, hidden: int, heads: int) -> int:
     return width
 
 
-def _heads(fields: Fields, hidden: int, heads: int, window: int | None) -> Mixer:
+def _heads(fields: JsonFields, hidden: int, heads: int, window: int | None) -> Mixer:
     width = head_dim(fields, hidden, heads)
     groups = kv_heads(fields, heads)
     value = fields.count("v_head_dim", default=width)
@@ -254,7 +254,7 @@ def _heads(fields: Fields, hidden: int, heads: int, window: int | None) -> Mixer
     return Mixer(params=params, keeps=keeps)
 
 
-def _latent(fields: Fields, hidden: int, heads: int) -> Mixer:
+def _latent(fields: JsonFields, hidden: int, heads: int) -> Mixer:
     """Multi-head latent attention (arXiv:2405.04434), with DeepSeek's sparse indexer where there is one."""
     rank, rope = fields.count("kv_lora_rank"), fields.count("qk_rope_head_dim")
     nope, value = fields.count("qk_nope_head_dim"), fields.count("v_head_dim")
@@ -271,7 +271,7 @@ def _latent(fields: Fields, hidden: int, heads: int) -> Mixer:
     return Mixer(params=params, keeps=Attention(layers=1, latent_dim=rank + rope, index_bytes=index_bytes))
 
 
-def _linear(fields: Fields, hidden: int, heads: int) -> Mixer:
+def _linear(fields: JsonFields, hidden: int, heads: int) -> Mixer:
     """A gated delta net (Qwen3-Next, Qwen3.5), Kimi's delta attention, or the lightning attention of MiniMax-01."""
     kimi = fields.part("linear_attn_config")
     if kimi is not None:
@@ -296,7 +296,7 @@ def _linear(fields: Fields, hidden: int, heads: int) -> Mixer:
     return Mixer(params=params, keeps=Attention(layers=1, state_bytes=state + convolved * (kernel - 1) * BF16))
 
 
-def _mamba(fields: Fields, hidden: int) -> Mixer:
+def _mamba(fields: JsonFields, hidden: int) -> Mixer:
     """Mamba (arXiv:2312.00752) or, where it has heads, Mamba-2 (arXiv:2405.21060)."""
     state_size = fields.count("ssm_state_size", "mamba_d_state", "mamba_d_ssm_state", "state_size")
     kernel = fields.count("conv_kernel", "mamba_d_conv", "d_conv", default=4)
@@ -316,13 +316,13 @@ def _mamba(fields: Fields, hidden: int) -> Mixer:
     return Mixer(params=params, keeps=Attention(layers=1, state_bytes=state))
 
 
-def _convolution(fields: Fields, hidden: int) -> Mixer:
+def _convolution(fields: JsonFields, hidden: int) -> Mixer:
     """The gated short convolution of LFM2: three projections in, one out, and the last inputs as its state."""
     kernel = fields.count("conv_L_cache", default=3)
     params = 4 * hidden * hidden + hidden * kernel
     return Mixer(params=params, keeps=Attention(layers=1, state_bytes=max(1, kernel - 1) * hidden * BF16))
 
 
-def _state_width(fields: Fields) -> int:
+def _state_width(fields: JsonFields) -> int:
     """Return the bytes of one number of a recurrent state: FP32 where the configuration asks for it, else 16 bits."""
     return FP32 if fields.text("mamba_ssm_dtype", "mamba_ssm_cache_dtype") == "float32" else BF16

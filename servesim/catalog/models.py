@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import cache
 
 from servesim.catalog.huggingface import checkpoint_format, decoder_fields, plain_model, read_hugging_face
-from servesim.catalog.json_fields import Fields
+from servesim.catalog.json_fields import JsonFields
 from servesim.catalog.model import Model
 from servesim.errors import InputError
 from servesim.inputs import Object, is_gguf, read_object
@@ -111,7 +111,7 @@ def _preset(name: str) -> Model:
     if base is not None:
         beneath = _document(base)
         document = {**beneath, **document, _FACTS: {**beneath[_FACTS], **document[_FACTS]}}
-    facts, fields = Fields(document[_FACTS], _path(name)), decoder_fields(document, _path(name))
+    facts, fields = JsonFields(document[_FACTS], _path(name)), decoder_fields(document, _path(name))
     model = replace(
         plain_model(fields, name),
         params=facts.count("params", maximum=10**15),

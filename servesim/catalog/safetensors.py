@@ -13,7 +13,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from servesim.catalog.json_fields import Fields
+from servesim.catalog.json_fields import JsonFields
 from servesim.console import reason
 from servesim.errors import InputError
 from servesim.inputs import open_binary, parse_object, read_object
@@ -57,7 +57,7 @@ def folder_weights(folder: str, layers: int) -> Weights | None:
         return _sum_of_headers(paths, layers)
     if index is None:
         return None
-    metadata = Fields(read_object(index), index).part("metadata")
+    metadata = JsonFields(read_object(index), index).part("metadata")
     if metadata is None or metadata.get("total_size") is None:
         return None
     size = metadata.count("total_size", maximum=10**15)
@@ -128,7 +128,7 @@ def _is_beside(name: str) -> bool:
 
 def _shards_of(index: str) -> list[str]:
     """Return the files that an index names, each once."""
-    weight_map = Fields(read_object(index), index).part("weight_map")
+    weight_map = JsonFields(read_object(index), index).part("weight_map")
     names = sorted({name for name in (weight_map.values if weight_map else {}).values() if isinstance(name, str)})
     if len(names) > MAX_SHARDS or any(os.path.basename(name) != name or "\0" in name for name in names):
         raise InputError(f"{index}: names too many files, or files outside of its folder")

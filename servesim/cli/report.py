@@ -14,7 +14,7 @@ from servesim.cli.runner import Call, Result
 from servesim.config.option import Group, Option, one_of, text
 from servesim.console import one_line
 from servesim.errors import InputError
-from servesim.inputs import Contents, Kind, recognise
+from servesim.inputs import Contents, FileKind, recognise
 from servesim.report.charts import FIGURES
 from servesim.report.input import Material, NamedRun, distinct, grid_of
 from servesim.report.renderers import RENDERERS, format_of
@@ -104,7 +104,7 @@ def read_material(files: Sequence[str], slos: Sequence[Slo] = (), *, title: str 
     names = distinct([_stem(path) for path in files])
     for path, name in zip(files, names, strict=True):
         file = recognise(path)
-        if file.kind is not Kind.RUN:
+        if file.kind is not FileKind.RUN:
             material.grids.append(grid_of(_document(file), name=name, path=path))
             continue
         saved = read_saved(path)

@@ -42,7 +42,7 @@ from servesim.units import suggest
 
 
 @dataclass(slots=True, frozen=True)
-class Parameter:
+class ParameterFacts:
     """What is known of a parameter beside its default.
 
     An efficiency above 1 is possible: a processor's peaks are round figures, and a fit may ask for it of any device,
@@ -56,7 +56,7 @@ class Parameter:
 
 
 def _parameter(default: float, low: float, high: float, about: str, evidence: str) -> Any:
-    return field(default=default, metadata={"parameter": Parameter(low, high, about, evidence)})
+    return field(default=default, metadata={"parameter": ParameterFacts(low, high, about, evidence)})
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -179,7 +179,7 @@ class DetailedParameters:
         return {name: getattr(self, name) for name in PARAMETERS}
 
 
-PARAMETERS: dict[str, Parameter] = {each.name: each.metadata["parameter"] for each in fields(DetailedParameters)}
+PARAMETERS: dict[str, ParameterFacts] = {each.name: each.metadata["parameter"] for each in fields(DetailedParameters)}
 
 
 _LEAST_BODY = 0.001  # of all weights; the sparsest mixtures have a body of a hundredth

@@ -26,7 +26,7 @@ from servesim.diagnose.evidence import (
     with_server,
 )
 from servesim.errors import InputError, ServesimError
-from servesim.inputs import STDIN, Contents, Kind, recognise
+from servesim.inputs import STDIN, Contents, FileKind, recognise
 from servesim.runs.reader import read_run
 from servesim.runs.writer import SCHEMA as RUN_SCHEMA
 from servesim.summary.slo import Slo
@@ -61,7 +61,7 @@ def read_subjects(paths: Sequence[str], known: Known) -> tuple[list[Subject], li
         notes.append(f"not read from the flags: {', '.join(known.flags.ignored)}")
     for path in paths:
         file = recognise(path)
-        if file.kind is Kind.RUN:
+        if file.kind is FileKind.RUN:
             subjects.append(_of_run(file, known, notes))
         elif file.text.lstrip().startswith("{"):
             subjects += _of_document(file, known, notes)
