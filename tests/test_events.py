@@ -14,6 +14,7 @@ from servesim.wire.events import READERS, EventFact, Usage, read_event, read_usa
 from servesim.wire.faults import ErrorFact, error_from_body, error_of
 from servesim.wire.ndjson import open_stream
 from servesim.wire.sse import Event
+from tests.extent import seeds
 
 R: dict[str, Any] = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
 F: dict[str, Any] = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
@@ -485,7 +486,7 @@ class ShapesTest(unittest.TestCase):
                 return {name: value(rng, depth - 1) for name in rng.sample(names, rng.randint(0, 8))}
             return [value(rng, depth - 1) for _ in range(rng.randint(0, 3))] if kind < 0.6 else rng.choice(leaves)
 
-        for seed in range(400):
+        for seed in seeds(400):
             rng = random.Random(seed)
             data = json.dumps({name: value(rng, 4) for name in rng.sample(names, 10)}).encode()
             for reader in READERS:

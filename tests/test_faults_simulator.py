@@ -30,6 +30,7 @@ from servesim.summary.summary import Summary, summarize
 from servesim.units import GIB
 from tests.case import Case, Row, StepCost
 from tests.command import in_shell, servesim
+from tests.extent import in_full
 from tests.oracle import first_difference, run_observed
 from tests.reference import Reference
 
@@ -468,6 +469,7 @@ class CostFaults(unittest.TestCase):
             self.assertEqual(watched.times, plain.times)
             self.assertEqual(repr(summarize(watched)), repr(summarize(plain)))
 
+    @in_full
     def test_a_busy_machine_gives_the_same_bytes(self) -> None:
         command = "servesim simulate --requests 100 --rate 20 --quiet --json"
         busy = f"for i in 1 2; do nice -n 19 python3 -c 'while 1: pass' & done; {command}; kill $(jobs -p)"

@@ -252,13 +252,13 @@ class DamagedFiles(InAFolder):
             read_gguf_model(vocabulary.write(self.path))
 
     def test_a_large_vocabulary_costs_next_to_no_memory(self) -> None:
-        count = 300_000
+        count = 100_000
         start = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k"
         self.path.write_bytes(start + struct.pack("<IIQ", 9, 8, count) + (struct.pack("<Q", 3) + b"abc") * count)
         tracemalloc.start()
         self.addCleanup(tracemalloc.stop)
         self.assertEqual(read_gguf(str(self.path)).metadata, {"k": Skipped(count)})
-        self.assertLess(tracemalloc.get_traced_memory()[1], 4 * 2**20)
+        self.assertLess(tracemalloc.get_traced_memory()[1], 2 * 2**20)
 
     def test_more_strings_than_any_vocabulary_has_are_refused(self) -> None:
         start = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k"

@@ -140,7 +140,7 @@ class TheTextbookKeepsTheLaws(unittest.TestCase):
     """Else the engine could equal it and both be wrong."""
 
     def test_blocks_requests_and_tokens_are_conserved(self) -> None:
-        for seed in range(SAMPLE):
+        for seed in seeds(SAMPLE):
             case = random_case(seed)
             with self.subTest(seed=seed):
                 engine = Reference(case.config, case.cost(), case.workload(), observer=lambda step: None)
@@ -182,7 +182,7 @@ class TheTextbookKeepsTheLaws(unittest.TestCase):
             self.assertTrue(blocks and all(block.key == key for block in blocks))
 
     def test_unlimited_memory_means_no_preemption(self) -> None:
-        for seed in range(SAMPLE):
+        for seed in seeds(SAMPLE):
             case = random_case(seed)
             steps, _ = run_observed(Reference, replace(case, config=replace(case.config, num_blocks=3_000)))
             self.assertFalse(any(step["preempted"] for step in steps))

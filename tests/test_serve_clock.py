@@ -16,6 +16,7 @@ from servesim.serve.generation import EndedStep, Generation, StepTokens
 from servesim.serve.tokenizer import Prefixes
 from servesim.workload.requests import Requests
 from servesim.workload.workload import ClosedLoop, OpenLoop, Workload
+from tests.extent import seeds
 
 SMALL: dict[str, Any] = {"max_num_seqs": 8, "max_num_batched_tokens": 256, "kv_tokens": 1600, "prefix_caching": False}
 
@@ -164,7 +165,7 @@ def closed_loop(bench: Bench, lengths: list[tuple[int, int]], concurrency: int) 
 
 class Cancelling(unittest.TestCase):
     def test_blocks_are_free_before_the_next_step_whoever_leaves_when(self) -> None:
-        for seed in range(60):
+        for seed in seeds(60):
             draw = random.Random(seed)
             options = SMALL | {"async_scheduling": draw.random() < 0.5, "prefix_caching": draw.random() < 0.5}
             if draw.random() < 0.3:

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from servesim import stats
 from servesim.stats import PERCENTILES, Tally, Values, Weighted, describe, nearest_rank
-from tests.extent import once
+from tests.extent import once, seeds
 
 
 def textbook_rank(percentile: str, count: int) -> int:
@@ -62,7 +62,7 @@ class Samples(unittest.TestCase):
                 self.assertEqual(describe(Tally(counts)), describe(plain))
 
     def test_weighted_groups_are_the_list_they_stand_for(self):
-        for seed in range(200):
+        for seed in seeds(200):
             rng = random.Random(seed)
             groups = {
                 weight: array("d", [rng.choice([0.0, -0.5, 5e-324, rng.random()]) for _ in range(rng.randint(0, 6))])

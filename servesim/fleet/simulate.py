@@ -39,7 +39,7 @@ def simulate(
     >>> list(run.records.output_tokens)
     [10, 10, 10, 10]
     >>> two = simulate(replicas=2, router="round-robin", requests=4, output_tokens="10", rate=9.0)
-    >>> [replica["requests"] for replica in two.replicas]
+    >>> [replica.requests for replica in two.replicas]
     [2, 2]
 
     Without a concurrency, a rate or a trace the loop is closed at 8. `horizon_s` ends the run at that virtual time.
