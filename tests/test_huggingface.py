@@ -104,7 +104,7 @@ class KnownModels(unittest.TestCase):
                 self.assertAlmostEqual(model.weights_bytes / preset.weights_bytes, 1, delta=delta)
                 if not name.startswith("gpt-oss"):  # whose card leaves the embedding table out
                     self.assertAlmostEqual(model.compute_params / preset.compute_params, 1, delta=0.002)
-        self.assertGreaterEqual(checked, 40)
+        self.assertGreaterEqual(checked, 39)
 
     def test_published_counts_come_out(self) -> None:
         for name, params, active in (
@@ -386,7 +386,7 @@ class Refusals(InAFolder):
 
     def test_fields_of_every_wrong_kind_give_a_model_or_one_line(self) -> None:
         wrong = (0, -1, 1.5, 10**30, True, "many", [], {}, [1, "a", None], {"a": 1}, None, 2**31, [[]], "", 1e300)
-        names = [*(name for name in MODELS if config_of(name)), *(folder.name for folder in CONFIGS.iterdir())]
+        names = [*(name for name in MODELS if len(config_of(name)) > 1), *(folder.name for folder in CONFIGS.iterdir())]
         for seed in seeds(200):
             rng = random.Random(seed)
             config = copy.deepcopy(config_of(rng.choice(names)))
