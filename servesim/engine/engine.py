@@ -162,23 +162,16 @@ class Engine:
             watch.scheduled(scheduler, step)
         seen: list[Sequence] = []  # an asynchronous engine sees the last tokens of the step before only now
         if scheduler.ended:
-            seen = scheduler.pop_ended()
+            seen = scheduler.ended
             self.arrivals.completed(scheduler.release(seen), self.now)
         finished: list[Sequence] = []
         computes = bool(step.decodes or step.chunks)
         if computes:
             self.now = end_s = self.now + self._seconds(step)
             finished = scheduler.update(step)
-            log.end_s.append(end_s)
-            log.decodes.append(step.unbroken)
-            log.kv_blocks.append(kv_blocks)
-            if step.chunks:
-                prefill_tokens = log.prefill_tokens
-                if len(prefill_tokens) < number:
-                    prefill_tokens.frombytes(bytes(prefill_tokens.itemsize * (number - len(prefill_tokens))))
-                prefill_tokens.append(step.prefill_tokens)
-                if self.on_chunks is not None:
-                    self.on_chunks(step.chunks, step.start_s, end_s)
+            log.append(end_s, step.unbroken, kv_blocks, step.prefill_tokens)
+            if step.chunks and self.on_chunks is not None:
+                self.on_chunks(step.chunks, step.start_s, end_s)
             if finished:
                 self._finish(finished, number)
         else:
@@ -194,11 +187,11 @@ class Engine:
         decodes, context, chunks, cost = step.decodes, step.context, step.chunks, self.cost
         if chunks and self._receives:
             decodes, context, chunks = self._count_received(step)
-        drafted = step.drafted * decodes if decodes == step.decodes else 0
+        drafted = step.drafted and decodes == step.decodes  # no drafts where such a sequence joins
         if chunks or drafted:
             work = [(tokens, sequence.computed) for sequence, tokens in chunks]
-            if drafted:
-                work.append((drafted, 0))  # they see the KV that the sequences read anyway
+            if drafted and decodes:
+                work.append((step.drafted * decodes, 0))  # they see the KV that the sequences read anyway
             seconds = cost.step(decodes, context, work)
         else:
             seconds = cost.decode(decodes, context)
@@ -278,8 +271,7 @@ class Engine:
 
     def drain(self) -> None:
         """Process the output of the last step, if an asynchronous engine has yet to."""
-        ended = self.scheduler.pop_ended()
-        self.arrivals.completed(self.scheduler.release(ended), self.now)
+        self.arrivals.completed(self.scheduler.release(self.scheduler.ended), self.now)
 
     def close(self) -> None:
         """Write what is still in flight into the records; complete the step log and the totals."""

@@ -14,7 +14,7 @@ from servesim.workload.workload import Workload
 
 def close_log(log: StepLog, totals: EngineTotals) -> None:
     """Complete the step log of one engine, and the totals that follow from it."""
-    log.prefill_tokens.frombytes(bytes(log.prefill_tokens.itemsize * (len(log) - len(log.prefill_tokens))))
+    log.fill()
     log.starts.pop(len(log), None)  # it woke up for nothing
     totals.steps = log.steps()
     if totals.steps:

@@ -21,7 +21,7 @@ The state, with who changes it. Outside of this file `Arrivals` has requests enq
 | `decoding` | running, a token a step: a count, a sum and a clock | `update` | `pop_finished`, `_take_out` |
 | `stalled` | decoding, but there were no tokens left for them | `_serve_one_by_one`, anew each time | `_take_out` |
 | `in_sync` | decoding, and no token of theirs is on its way | `note_known_tokens`, anew after each step | `_take_out` |
-| `ended` | had their last token, but hold slot and blocks | `finish` | `pop_ended`, behind the next `schedule` |
+| `ended` | had their last token, but hold slot and blocks | `finish` | `release`, behind the next `schedule` |
 | `in_transfer` | completed prompts whose blocks a link still reads | `release` | `free_transferred` |
 | `prefilled_elsewhere` | about to arrive, KV from a link | `Engine.receive` | `enqueue`, `Engine.forget_received` |
 | `blocked` | the head of `waiting` cannot be admitted before something changes | `_admit` | whatever changes it |
@@ -280,8 +280,9 @@ class Scheduler:
     def _commit(self, step: Step, budget: int) -> int:
         """Give everybody what was planned: a token to all that decode, `chunks` to the others; return what is left."""
         decoding = self.decoding
-        step.decodes = step.unbroken = served = decoding.count
+        served = decoding.count
         if served:
+            step.decodes = step.unbroken = served
             step.context = decoding.context + served
             need = decoding.needs[decoding.tick % decoding.block_size]
             if need:
@@ -649,7 +650,7 @@ class Scheduler:
         """Note that sequences had their last token in `step`; return those that are released at once.
 
         The clients of those that are `late` had left before it: they stay until they are withdrawn. An asynchronous
-        engine schedules its next step before it sees the tokens of this one, so all others stay until `pop_ended`.
+        engine schedules its next step before it sees the tokens of this one: till then all others stay in `ended`.
         """
         if self._unordered and len(finished) > 1:
             finished.sort(key=attrgetter("order"))
@@ -668,11 +669,6 @@ class Scheduler:
             return []
         return self.release(finished)
 
-    def pop_ended(self) -> list[Sequence]:
-        """Take those whose last token is seen now out of `ended`, to be released."""
-        ended, self.ended = self.ended, []
-        return ended
-
     def _settle(self, sequences: Iterable[Sequence]) -> None:
         """Give sequences that had their last token, but keep their blocks for now, the keys that are known by now."""
         if self.config.prefix_caching:
@@ -685,6 +681,7 @@ class Scheduler:
         block_size, pool, running = self.config.block_size, self.pool, self.running
         caching, outcome, output_tokens = self.config.prefix_caching, self.records.outcome, self.records.output_tokens
         again: list[Sequence] = []
+        self.ended = []
         self.blocked = False
         for sequence in sequences:
             computed = sequence.computed
@@ -716,10 +713,11 @@ class Scheduler:
 
         Their last token, on its way when the step was scheduled, is known by its end, and keys are given by it.
         """
-        pool, tick = self.pool, self.decoding.tick
-        idle = self.running.values() if self.stalled or not computed else ()
         self.in_sync = set()
-        for sequence in idle:
+        if computed and not self.stalled:
+            return
+        pool, tick = self.pool, self.decoding.tick
+        for sequence in self.running.values():
             if sequence.state == DECODE and (not computed or sequence in self.stalled):
                 self.in_sync.add(sequence)
                 pool.give_keys(sequence, (sequence.base + tick) // pool.block_size, tick)

@@ -108,6 +108,21 @@ class StepLog:
     def __len__(self) -> int:
         return len(self.end_s)
 
+    def append(self, end_s: float, decodes: int, kv_blocks: int, prefill_tokens: int) -> None:
+        """Add a step. The column of prefill tokens ends with the last step that had any, until `fill`."""
+        if prefill_tokens:
+            if len(self.prefill_tokens) < len(self.end_s):
+                self.fill()
+            self.prefill_tokens.append(prefill_tokens)
+        self.end_s.append(end_s)
+        self.decodes.append(decodes)
+        self.kv_blocks.append(kv_blocks)
+
+    def fill(self) -> None:
+        """Bring the column of prefill tokens to the length of the others."""
+        column = self.prefill_tokens
+        column.frombytes(bytes(column.itemsize * (len(self.end_s) - len(column))))
+
     def clear(self) -> None:
         """Forget every step."""
         del self.end_s[:], self.decodes[:], self.prefill_tokens[:], self.kv_blocks[:]
