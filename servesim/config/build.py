@@ -18,6 +18,7 @@ from servesim.config.offload import tiers_of
 from servesim.config.server import ServerSpec
 from servesim.cost.memory import DEFAULT_TOKENS_PER_REQUEST, CapacityPlan, adapter_bytes, plan_capacity
 from servesim.cost.model import COST_MODELS, CostModel, FloorWatch
+from servesim.cost.roofline import Roofline
 from servesim.errors import InputError
 from servesim.units import parse_bandwidth, parse_duration, suggest
 
@@ -44,14 +45,22 @@ class Server:
     def cost(self) -> CostModel:
         """Return the cost model of one run; one that may beat the datasheet is watched."""
         tensor_parallel = self.spec.tensor_parallel_size
-        # Where a token's KV depends on how many there are (sliding windows), the plan's figure stands for all.
-        kv = None if self.model.kv_is_linear else self.plan.whole_kv_bytes_per_token
+        kv = self._kv_bytes_per_token()
         cost = COST_MODELS[self.spec.cost_model or COST_MODEL](
             self.model, self.hardware, tensor_parallel, kv_bytes_per_token=kv, **self._spread()
         )
         if getattr(cost, "can_beat_floor", True):
             return FloorWatch(cost, self.model, self.hardware, tensor_parallel, kv_bytes_per_token=kv)
         return cost
+
+    def roofline(self) -> Roofline:
+        """Return the roofline of the server's steps, whatever cost model it is run with."""
+        tensor_parallel = self.spec.tensor_parallel_size
+        return Roofline(self.model, self.hardware, tensor_parallel, kv_bytes_per_token=self._kv_bytes_per_token())
+
+    def _kv_bytes_per_token(self) -> int | None:
+        """Return the plan's figure where a token's KV depends on how many there are (sliding windows), else None."""
+        return None if self.model.kv_is_linear else self.plan.whole_kv_bytes_per_token
 
     def _spread(self) -> dict[str, int]:
         """Return what a cost model beside the roofline wants to know of pipelines and shared experts."""

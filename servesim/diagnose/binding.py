@@ -12,7 +12,6 @@ from itertools import chain
 from typing import Any
 
 from servesim.config.build import Server
-from servesim.plan.space import roofline_of
 from servesim.runs.records import Run
 
 SEQUENCES, STEP_TOKENS, KV_BLOCKS, COMPUTE, BANDWIDTH = (
@@ -52,7 +51,7 @@ def binding_of(run: Run, server: Server) -> Binding:
     of it would only make the steps longer, and compute binds.
     """
     assert run.steps is not None
-    log, config, roofline = run.steps, server.config, roofline_of(server)
+    log, config, roofline = run.steps, server.config, server.roofline()
     sent, left = _queue_changes(run)
     seated, unseated = _seat_changes(run)
     time_s = dict.fromkeys((SEQUENCES, STEP_TOKENS, KV_BLOCKS), 0.0)

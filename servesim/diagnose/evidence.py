@@ -15,7 +15,6 @@ from servesim.client.window import server_window, setup_facts
 from servesim.config.build import Server
 from servesim.cost.roofline import step_seconds
 from servesim.errors import ServesimError
-from servesim.plan.space import roofline_of
 from servesim.units import parse_count, parse_finite
 from servesim.wire.prometheus import Page, Sample
 
@@ -274,7 +273,7 @@ def is_server_page(page: Page) -> bool:
 
 def _critical_tokens(server: Server) -> float | None:
     """Return the tokens of a step from which on its arithmetic takes longer than reading the weights."""
-    roofline = roofline_of(server)
+    roofline = server.roofline()
     return roofline.weights_s / roofline.token_s if roofline.token_s > 0 else None
 
 

@@ -16,7 +16,6 @@ from typing import Any
 from servesim.config.build import Server
 from servesim.config.fleet import FleetSpec, price_of, prices_by_device
 from servesim.config.server import ServerSpec
-from servesim.cost.roofline import Roofline
 from servesim.errors import CapacityError, InputError
 from servesim.fleet.build import Deployment, build_deployment
 from servesim.stats import nearest_rank
@@ -165,7 +164,7 @@ def _estimate(candidate: Candidate, server: Server, requests: Requests) -> float
     plan, spec = server.plan, server.spec
     count = len(requests)
     prompt, output = sum(requests.prompt_tokens) / count, sum(requests.output_tokens) / count
-    roofline = roofline_of(server)
+    roofline = server.roofline()
     batch = max(1.0, min(server.config.max_num_seqs, plan.kv_tokens / (prompt + output / 2)))
     decode_s = roofline.seconds(round(batch), round(batch * (prompt + output / 2))) / batch
     prefill_s = prompt * roofline.token_s
@@ -176,9 +175,3 @@ def _estimate(candidate: Candidate, server: Server, requests: Requests) -> float
         return ranks / (prefill_s + output * decode_s)
     prefill, decode = (kind.count * ranks for kind in candidate.fleet.kinds())
     return min(prefill / prefill_s, decode / (output * decode_s))
-
-
-def roofline_of(server: Server) -> Roofline:
-    """Return the roofline of a server's steps, whatever cost model it is run with."""
-    kv = None if server.model.kv_is_linear else server.plan.whole_kv_bytes_per_token
-    return Roofline(server.model, server.hardware, server.spec.tensor_parallel_size, kv_bytes_per_token=kv)
