@@ -8,8 +8,8 @@ from typing import Any
 from servesim import simulate
 from servesim.config.build import build_server
 from servesim.config.server import SERVER_CHECKS, ServerSpec
-from servesim.diagnose.diagnose import figures
-from servesim.diagnose.evidence import Evidence, of_summary, with_server
+from servesim.diagnose.diagnose import metrics_of
+from servesim.diagnose.state import ServerState, of_summary, with_server
 from servesim.summary.slo import parse_slos
 from servesim.summary.summary import Summary, summarize
 
@@ -97,7 +97,7 @@ CASES: dict[str, RuleCase] = {
 NOT_SIMULATED = {"client-saturated"}  # a property of the load generator, which a simulation does not have
 
 
-def run_case(options: dict[str, Any], slo: tuple[str, ...] = ()) -> tuple[Summary, Evidence]:
+def run_case(options: dict[str, Any], slo: tuple[str, ...] = ()) -> tuple[Summary, ServerState]:
     """Simulate and return the summary and what a diagnosis knows of it."""
     run = simulate(**options)
     summary = summarize(run, parse_slos(slo))
@@ -107,5 +107,5 @@ def run_case(options: dict[str, Any], slo: tuple[str, ...] = ()) -> tuple[Summar
 
 
 def metrics(summary: Summary) -> dict[str, float]:
-    """Return the figures that rules make promises about."""
-    return figures(summary.as_dict())
+    """Return the metrics that rules make promises about."""
+    return metrics_of(summary.as_dict())

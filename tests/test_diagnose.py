@@ -12,9 +12,9 @@ from servesim.config import server_flags
 from servesim.config.build import build_server
 from servesim.config.server import SERVER_CHECKS, ServerSpec
 from servesim.config.server_flags import FLAGS, command_lines, parse_flags
-from servesim.diagnose.diagnose import Subject, checks, diagnosis, findings, turned
-from servesim.diagnose.evidence import Evidence, of_pages, with_flags
+from servesim.diagnose.diagnose import DiagnosisInput, checks, diagnosis, findings, try_fix
 from servesim.diagnose.rules import DOWN, RULES, UP
+from servesim.diagnose.state import ServerState, of_pages, with_flags
 from servesim.errors import InputError
 from servesim.summary.summary import summarize
 from servesim.wire.prometheus import Page, parse_page
@@ -44,8 +44,8 @@ vllm:cache_config_info{{num_gpu_blocks="1942",block_size="16",enable_prefix_cach
     )
 
 
-def names(evidence: Evidence) -> list[str]:
-    return [finding.rule.name for finding in findings(evidence)]
+def names(state: ServerState) -> list[str]:
+    return [finding.rule.name for finding in findings(state)]
 
 
 @once
@@ -62,8 +62,8 @@ class EveryRule(unittest.TestCase):
         for rule in RULES:
             if rule.name in CASES:
                 with self.subTest(rule=rule.name):
-                    _, evidence = run_case(CASES[rule.name].base, CASES[rule.name].slo)
-                    self.assertIn(rule.name, names(evidence))
+                    _, state = run_case(CASES[rule.name].base, CASES[rule.name].slo)
+                    self.assertIn(rule.name, names(state))
 
     def test_says_what_turning_its_knob_does(self) -> None:
         for rule in RULES:
@@ -102,20 +102,26 @@ class EveryRule(unittest.TestCase):
                 case = CASES[name]
                 self.assertNotIn(name, names(run_case({**case.base, **case.turned}, case.slo)[1]))
 
-    def test_turned_by_diagnose_itself_does_the_same(self) -> None:
+    def test_the_fix_that_diagnose_tries_does_the_same(self) -> None:
         for rule in RULES:
-            if rule.remedy.turn is None:
+            if rule.remedy.fix is None:
                 continue
             case = CASES[rule.name]
             run = simulate(**case.base)
             asked = {key: run.config[key] for key in SERVER_CHECKS if run.config.get(key) is not None}
-            tried, why_not = turned(rule, build_server(ServerSpec(**asked)), summarize(run).as_dict(), run.config)
+            simulated = DiagnosisInput(
+                state=ServerState(source="simulated"),
+                server=build_server(ServerSpec(**asked)),
+                summary=summarize(run).as_dict(),
+                config=run.config,
+            )
+            tried, why_not = try_fix(rule, simulated)
             assert tried is not None, why_not
-            self.assertEqual(tried["figures"].keys(), rule.expect.keys())
+            self.assertEqual(tried.figures.keys(), rule.expect.keys())
             for metric, way in rule.expect.items():
                 with self.subTest(rule=rule.name, metric=metric):
-                    before, after = (tried["figures"][metric][when] for when in ("before", "after"))
-                    (self.assertGreater if way == UP else self.assertLess)(after, before)
+                    change = tried.figures[metric]
+                    (self.assertGreater if way == UP else self.assertLess)(change.after, change.before)
 
     def test_names_a_budget_a_source_and_a_knob_for_each_server(self) -> None:
         budgets = {rule.budget for rule in RULES}
@@ -147,8 +153,8 @@ class TheMondayIncident(unittest.TestCase):
         self.assertEqual(names(with_flags(of_pages(page, page), flags.values)), ["sequences"])
 
     def test_gpu_utilisation_is_said_to_be_no_evidence_and_why(self) -> None:
-        body = diagnosis([Subject(evidence=Evidence(source="x"))])
-        self.assertIn("any kernel ran", body["gpu_utilisation"])
+        found = diagnosis([DiagnosisInput(state=ServerState(source="x"))])
+        self.assertIn("any kernel ran", found.gpu_utilisation)
 
 
 class HealthyServers(unittest.TestCase):
@@ -178,9 +184,9 @@ class HealthyServers(unittest.TestCase):
 
 class RealPages(unittest.TestCase):
     def test_a_vllm_with_all_seats_taken(self) -> None:
-        evidence = of_pages(None, capture("vllm-metrics-under-load.txt"))
-        self.assertEqual((evidence.running, evidence.waiting, evidence.num_blocks), (128, 56, 4095))
-        self.assertEqual(names(evidence), ["sequences"])
+        state = of_pages(None, capture("vllm-metrics-under-load.txt"))
+        self.assertEqual((state.running, state.waiting, state.num_blocks), (128, 56, 4095))
+        self.assertEqual(names(state), ["sequences"])
 
     def test_a_vllm_with_41_blocks(self) -> None:
         pages = [capture(f"vllm-small-cache-metrics-{when}.txt") for when in ("before", "under-load")]
@@ -197,8 +203,8 @@ class RealPages(unittest.TestCase):
         self.assertEqual(findings(of_pages(page, page))[0].rule.budget, "kv blocks")
 
     def test_the_client_that_is_saturated_comes_first(self) -> None:
-        evidence = Evidence(source="x", client_verdict="saturated", preemptions=5, kv_peak=1.0)
-        self.assertEqual(names(evidence), ["client-saturated", "kv-preemptions"])
+        state = ServerState(source="x", client_verdict="saturated", preemptions=5, kv_peak=1.0)
+        self.assertEqual(names(state), ["client-saturated", "kv-preemptions"])
 
 
 class Capacity(unittest.TestCase):
@@ -210,13 +216,13 @@ class Capacity(unittest.TestCase):
 
     def test_a_wrong_figure_is_found(self) -> None:
         facts = {"num_gpu_blocks": "41", "block_size": "16", "kv_cache_size_tokens": "1312"}
-        self.assertIs(checks(Evidence(source="x"), facts, None)[0].agrees, False)
+        self.assertIs(checks(ServerState(source="x"), facts, None)[0].agrees, False)
 
     def test_blocks_are_held_against_the_memory_plan(self) -> None:
         server = build_server(ServerSpec(hardware="l4-24gb"))
         for blocks, agrees in (("1941", True), ("1500", False), ("9000", False)):
             facts = {"num_gpu_blocks": blocks, "block_size": "16"}
-            [check] = checks(Evidence(source="x"), facts, server)
+            [check] = checks(ServerState(source="x"), facts, server)
             self.assertIs(check.agrees, agrees, check.told)
         self.assertIn("more than fits", check.told)
 

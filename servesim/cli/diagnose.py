@@ -13,7 +13,7 @@ from servesim.config.option import Group, Option, given_of, seconds, text
 from servesim.config.server import ServerSpec
 from servesim.config.server_flags import parse_flags
 from servesim.diagnose.diagnose import diagnosis
-from servesim.diagnose.input import Known, read_subjects
+from servesim.diagnose.input import ServerHints, read_inputs
 from servesim.errors import InputError
 from servesim.report.diagnosis import diagnosis_text
 from servesim.report.documents import document
@@ -70,7 +70,7 @@ def run(call: Call) -> Result:
     files = values.get("files", [])
     if not files:
         raise InputError("name a file: servesim diagnose FILE..., such as a saved /metrics page")
-    known = Known(
+    hints = ServerHints(
         window_s=values.get("window_s"),
         flags=parse_flags(values["flags"]) if "flags" in values else None,
         options=given_of(ServerSpec, values),
@@ -80,8 +80,8 @@ def run(call: Call) -> Result:
         load_hardware(values["hardware"])  # a name mistyped here is worth more than a note
     if "model" in values:
         load_model(values["model"])
-    body = diagnosis(*read_subjects(files, known), try_it=values.get("try", False))
-    for note in body["notes"]:
+    found = diagnosis(*read_inputs(files, hints), try_it=values.get("try", False))
+    for note in found.notes:
         call.console.note(note)
     config = {"files": files, **{key: value for key, value in values.items() if key not in ("files", "json", "output")}}
-    return Result(document=lambda: document("diagnose", config, body), text=lambda: diagnosis_text(body))
+    return Result(document=lambda: document("diagnose", config, found.as_dict()), text=lambda: diagnosis_text(found))

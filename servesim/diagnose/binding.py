@@ -1,7 +1,8 @@
 """Which budget a simulated run was short of, by its step log: what requests waited for, what steps took long for.
 
-After `schedule()` a request can be waiting for one of three things only, in the scheduler's own order: a seat, tokens
-of this step, or KV blocks. What is left when nobody waits is the step itself: arithmetic, or reading weights and KV.
+After `schedule()` a request can be waiting for one of three things only, in the scheduler's own order: one of the
+`max_num_seqs` slots, tokens of this step, or KV blocks. What is left when nobody waits is the step itself: arithmetic,
+or reading weights and KV.
 """
 
 from __future__ import annotations
@@ -14,13 +15,8 @@ from typing import Any
 from servesim.config.build import Server
 from servesim.runs.records import Run
 
-SEQUENCES, STEP_TOKENS, KV_BLOCKS, COMPUTE, BANDWIDTH = (
-    "sequences",
-    "tokens per step",
-    "kv blocks",
-    "compute",
-    "bandwidth",
-)
+SEQUENCES, STEP_TOKENS, KV_BLOCKS = "sequences", "tokens per step", "kv blocks"
+COMPUTE, BANDWIDTH = "compute", "bandwidth"
 
 QUEUED = 0.05  # of the busy time with somebody waiting: below it no admission budget is what binds
 
@@ -53,7 +49,7 @@ def binding_of(run: Run, server: Server) -> Binding:
     assert run.steps is not None
     log, config, roofline = run.steps, server.config, server.roofline()
     sent, left = _queue_changes(run)
-    seated, unseated = _seat_changes(run)
+    admitted, released = _slot_changes(run)
     time_s = dict.fromkeys((SEQUENCES, STEP_TOKENS, KV_BLOCKS), 0.0)
     hard_s = dict.fromkeys(time_s, 0.0)  # of it, in steps that compute decides
     busy_s = compute_s = 0.0
@@ -62,14 +58,14 @@ def binding_of(run: Run, server: Server) -> Binding:
     ):
         start_s = end_s - duration_s
         at = start_s + duration_s * 1e-6  # whatever the rounding of the difference did
-        given_up = start_s - duration_s * 1e-6 if config.async_scheduling else at  # then a step later
+        released_by = start_s - duration_s * 1e-6 if config.async_scheduling else at  # then a step later
         tokens = decodes + prefill
         computes = tokens * roofline.token_s > roofline.weights_s + blocks * config.block_size * roofline.context_s
         busy_s += duration_s
         compute_s += duration_s * computes
         if bisect_right(sent, at) <= bisect_right(left, at):
             continue
-        if bisect_right(seated, at) - bisect_right(unseated, given_up) >= config.max_num_seqs:
+        if bisect_right(admitted, at) - bisect_right(released, released_by) >= config.max_num_seqs:
             budget = SEQUENCES
         elif tokens >= config.max_num_batched_tokens:
             budget = STEP_TOKENS
@@ -98,7 +94,7 @@ def binding_of(run: Run, server: Server) -> Binding:
 
 
 def busiest_part(run: Run) -> dict[str, Any]:
-    """Return which part of prefill and decode apart was busiest: a pool of engines, or the link between them."""
+    """Return which part of a disaggregated deployment was busiest: a pool of engines, or the link between them."""
     busy: dict[str, float] = {}
     for role in ("prefill", "decode"):
         shares = [replica.busy or 0.0 for replica in run.replicas if replica.role == role]
@@ -118,12 +114,12 @@ def _queue_changes(run: Run) -> tuple[list[float], list[float]]:
     return sent, left
 
 
-def _seat_changes(run: Run) -> tuple[list[float], list[float]]:
-    """Return when requests took a seat, and when they gave it up, each in order."""
+def _slot_changes(run: Run) -> tuple[list[float], list[float]]:
+    """Return when requests took one of the `max_num_seqs` slots, and when they released it, each in order."""
     records = run.records
     spans = list(chain.from_iterable(records.preempted.values()))
-    seated = sorted(at for at in chain(records.admitted_s, (end for _, end in spans)) if at == at)
+    admitted = sorted(at for at in chain(records.admitted_s, (end for _, end in spans)) if at == at)
     ends = (
         run.times[last] for last, outcome in zip(records.last, records.outcome, strict=True) if outcome and last >= 0
     )
-    return seated, sorted(chain(ends, (start for start, _ in spans)))
+    return admitted, sorted(chain(ends, (start for start, _ in spans)))

@@ -15,9 +15,9 @@ from servesim.client.window import setup_facts
 from servesim.config.build import Server, build_server
 from servesim.config.server import SERVER_CHECKS, ServerSpec
 from servesim.config.server_flags import ServerFlags, preset_of
-from servesim.diagnose.diagnose import Subject
-from servesim.diagnose.evidence import (
-    Evidence,
+from servesim.diagnose.diagnose import DiagnosisInput
+from servesim.diagnose.state import (
+    ServerState,
     engines_of,
     is_server_page,
     of_pages,
@@ -35,7 +35,7 @@ from servesim.wire.prometheus import Page, parse_page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class ServerHints:
     """What is said beside the files: the time between two pages, the server's command line, options, objectives."""
 
     window_s: float | None = None
@@ -49,31 +49,31 @@ class Known:
         return {**(self.flags.values if self.flags is not None else {}), **self.options}
 
 
-def read_subjects(paths: Sequence[str], known: Known) -> tuple[list[Subject], list[str]]:
+def read_inputs(paths: Sequence[str], hints: ServerHints) -> tuple[list[DiagnosisInput], list[str]]:
     """Return what the files at `paths` (`-`: standard input) hold, and notes for a person.
 
     Raises `InputError` for what cannot be read, is no page or report, or leaves nothing to diagnose.
     """
     pages: list[Page] = []
-    subjects: list[Subject] = []
+    inputs: list[DiagnosisInput] = []
     notes: list[str] = []
-    if known.flags is not None and known.flags.ignored:
-        notes.append(f"not read from the flags: {', '.join(known.flags.ignored)}")
+    if hints.flags is not None and hints.flags.ignored:
+        notes.append(f"not read from the flags: {', '.join(hints.flags.ignored)}")
     for path in paths:
         file = recognise(path)
         if file.kind is FileKind.RUN:
-            subjects.append(_of_run(file, known, notes))
+            inputs.append(_of_run(file, hints, notes))
         elif file.text.lstrip().startswith("{"):
-            subjects += _of_document(file, known, notes)
+            inputs += _of_document(file, hints, notes)
         else:
             pages.append(_page(path, file.text))
     if len(pages) > 2:
         raise InputError(f"{len(pages)} metric pages are given; give one, or the earlier and the later one")
     if pages:
-        subjects.append(_of_pages(pages, known, notes))
-    if not subjects:
+        inputs.append(_of_pages(pages, hints, notes))
+    if not inputs:
         raise InputError("nothing to diagnose in the files")
-    return subjects, list(dict.fromkeys(notes))
+    return inputs, list(dict.fromkeys(notes))
 
 
 def _page(path: str, content: str) -> Page:
@@ -85,7 +85,7 @@ def _page(path: str, content: str) -> Page:
     return page
 
 
-def _of_pages(pages: Sequence[Page], known: Known, notes: list[str]) -> Subject:
+def _of_pages(pages: Sequence[Page], hints: ServerHints, notes: list[str]) -> DiagnosisInput:
     before, after = (pages[0] if len(pages) == 2 else None), pages[-1]
     dialects = [found.name for page in pages if (found := dialect_of(page.samples)) is not None]
     if len({*dialects}) > 1:
@@ -96,19 +96,19 @@ def _of_pages(pages: Sequence[Page], known: Known, notes: list[str]) -> Subject:
     if engines > 1:
         notes.append(f"the page tells of {engines} engines: running and waiting are those of one of them, on average")
     return _measured(
-        of_pages(before, after, window_s=known.window_s), setup_facts(after), _served_model(after), known, notes
+        of_pages(before, after, window_s=hints.window_s), setup_facts(after), _served_model(after), hints, notes
     )
 
 
-def _of_run(file: Contents, known: Known, notes: list[str]) -> Subject:
+def _of_run(file: Contents, hints: ServerHints, notes: list[str]) -> DiagnosisInput:
     if file.path == STDIN or file.json_object().get("schema") != RUN_SCHEMA:
         raise InputError(f"{file.path}: is no saved run of this version in a file")
     run = read_run(file.path)
-    return _of_summary(summarize(run, known.slos).as_dict(), run.config, file.path, known, notes)
+    return _of_summary(summarize(run, hints.slos).as_dict(), run.config, file.path, hints, notes)
 
 
-def _of_document(file: Contents, known: Known, notes: list[str]) -> Iterator[Subject]:
-    """Yield the subjects of a report: one, or one for each row of a sweep."""
+def _of_document(file: Contents, hints: ServerHints, notes: list[str]) -> Iterator[DiagnosisInput]:
+    """Yield what a report holds to diagnose: one run, or one for each row of a sweep."""
     path = file.path
     if file.fault:
         raise InputError(f"{path}: is not JSON: {file.fault}")
@@ -120,12 +120,12 @@ def _of_document(file: Contents, known: Known, notes: list[str]) -> Iterator[Sub
         raise InputError(f"{path}: schema is {schema}, must be a report of simulate, loadgen or sweep")
     try:
         if "rows" not in loaded:
-            yield _of_summary(loaded, config, path, known, notes)
+            yield _of_summary(loaded, config, path, hints, notes)
             return
         for number, row in enumerate(loaded["rows"], 1):
             point = row.get("swept") or {key: row[key] for key in ("concurrency", "rate") if key in row}
-            subject = _of_summary(row, {**config, **point}, f"{path} row {number}", known, notes)
-            yield replace(subject, point=point)
+            one = _of_summary(row, {**config, **point}, f"{path} row {number}", hints, notes)
+            yield replace(one, point=point)
     except KeyError as error:
         raise InputError(f"{path}: lacks {error} of a report") from error
     except (TypeError, AttributeError, ValueError) as error:
@@ -133,44 +133,46 @@ def _of_document(file: Contents, known: Known, notes: list[str]) -> Iterator[Sub
 
 
 def _of_summary(
-    row: Mapping[str, Any], config: Mapping[str, Any], source: str, known: Known, notes: list[str]
-) -> Subject:
-    evidence = of_summary(row, config, source=source)
+    row: Mapping[str, Any], config: Mapping[str, Any], source: str, hints: ServerHints, notes: list[str]
+) -> DiagnosisInput:
+    state = of_summary(row, config, source=source)
     if row.get("source") != "simulated":
-        return replace(_measured(evidence, {}, config.get("model"), known, notes), summary=row, config=config)
+        return replace(_measured(state, {}, config.get("model"), hints, notes), summary=row, config=config)
     if any(config.get(name) for name in ("disagg", "fleet", "autoscale")) or (config.get("replicas") or 1) > 1:
         notes.append(f"{source}: a fleet's figures are taken together, without the limits of its servers")
-        return Subject(evidence=replace(evidence, max_num_seqs=None, max_num_batched_tokens=None, num_blocks=None))
+        return DiagnosisInput(state=replace(state, max_num_seqs=None, max_num_batched_tokens=None, num_blocks=None))
     asked = {key: config[key] for key in SERVER_CHECKS if config.get(key) is not None}
     server = _built(asked, notes)
     if server is None:
-        return Subject(evidence=evidence)
-    return Subject(evidence=with_server(evidence, server), server=server, summary=row, config=config)
+        return DiagnosisInput(state=state)
+    return DiagnosisInput(state=with_server(state, server), server=server, summary=row, config=config)
 
 
-def _measured(evidence: Evidence, facts: Mapping[str, str], model: object, known: Known, notes: list[str]) -> Subject:
-    """Return a real server as a subject: what it said, what its command line says, what model and device come to."""
-    flags, given = known.flags, known.given
-    if flags is not None and evidence.dialect not in (None, flags.dialect):
-        notes.append(f"the flags are those of {flags.dialect}, the metrics those of {evidence.dialect}")
-    if evidence.counter_resets:
+def _measured(
+    state: ServerState, facts: Mapping[str, str], model: object, hints: ServerHints, notes: list[str]
+) -> DiagnosisInput:
+    """Return a real server as input: what it said, what its command line says, what model and device come to."""
+    flags, given = hints.flags, hints.given
+    if flags is not None and state.dialect not in (None, flags.dialect):
+        notes.append(f"the flags are those of {flags.dialect}, the metrics those of {state.dialect}")
+    if state.counter_resets:
         notes.append("the counters started again: the server did, or the later of two pages is given first")
-    evidence = with_flags(evidence, given)
+    state = with_flags(state, given)
     if "hardware" not in given:
-        return Subject(evidence=evidence, facts=facts)
+        return DiagnosisInput(state=state, facts=facts)
     if "model" not in given and not isinstance(model, str):
         notes.append("the model is not known; give --model to hold the cache against the memory plan")
-        return Subject(evidence=evidence, facts=facts)
+        return DiagnosisInput(state=state, facts=facts)
     asked = {"model": preset_of(str(model)), **given}
-    if evidence.dialect == "vllm":
+    if state.dialect == "vllm":
         asked.setdefault("like_vllm", True)
         for name in ("gpu_memory_utilization", "block_size"):
             if facts.get(name, "None") != "None":
                 asked.setdefault(name, SERVER_CHECKS[name](facts[name], name))
     server = _built(asked, notes)
     if server is not None:
-        evidence = with_server(evidence, server)
-    return Subject(evidence=evidence, facts=facts, server=server)
+        state = with_server(state, server)
+    return DiagnosisInput(state=state, facts=facts, server=server)
 
 
 def _built(asked: Mapping[str, Any], notes: list[str]) -> Server | None:

@@ -1,19 +1,15 @@
 """The rules of a diagnosis, in the order in which they are asked; the first that holds names the budget that binds.
 
 Each rule is a row: what must be seen (`when`, which returns the evidence in words, or None), which budget is then
-short, which knob to turn first, what each metric will do, and what will change nothing. A test runs every row's case in
-the simulator: turning the knob moves the metrics as the row says, and turning what it calls useless does not.
+short, which knob to turn first (`remedy`), what each metric will do, and what will change nothing. A quantity that
+nobody reported decides nothing: a rule that needs it does not hold. A test runs every row's case in the simulator:
+turning the knob moves the metrics as the row says, and turning what it calls useless does not.
 
-The order is the scheduler's own: a request waits for a seat, for tokens of the step, or for KV blocks, and a full cache
-shows itself (usage at 1, preemptions), so that what is left over can be told by elimination.
+The order is the scheduler's own: a request waits for one of `max_num_seqs` slots, for tokens of the step, or for KV
+blocks, and a full cache shows itself (usage at 1, preemptions), so that the rest follows by elimination.
 
-What gives more of each budget: the knobs of the three servers, in the order in which to turn them.
-
-The same table serves a plan ("what would have to change") and a diagnosis ("which knob first").
-
-What must be seen for a rule of a diagnosis to hold: each returns the evidence in words, or None.
-
-A quantity that nobody reported decides nothing: a rule that needs it does not hold.
+Below stand, in this order: the remedies, with the knobs of the three servers (a plan takes its "what would have to
+change" from the same table), what must be seen for each rule, and the rules.
 """
 
 from __future__ import annotations
@@ -24,27 +20,36 @@ from typing import Any
 
 from servesim.config.build import Server
 from servesim.diagnose.binding import BANDWIDTH, COMPUTE, KV_BLOCKS, SEQUENCES, STEP_TOKENS
-from servesim.diagnose.evidence import Evidence
+from servesim.diagnose.state import ServerState
 from servesim.units import format_duration
 
-Turn = Callable[[Server], dict[str, Any]]
+CLIENT, CONTEXT, QUEUE = "client", "context length", "queue"
+"""Budgets beside those of `binding`."""
+
+UP, DOWN = "up", "down"
+
+STUTTER_S = 0.1  # a pause between two tokens that a reader notices
+
+# Remedies
+
+Fix = Callable[[Server], dict[str, Any]]
 """Takes a simulated server, returns the options that change when the knob is turned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """How to get more of one budget. Knobs are the servers' own flags; None: that server has no such knob.
+    """How to get more of one budget. Knobs are the servers' own flags, with what to do with them.
 
-    `turn` is the same in the simulator, None where the knob is not one of its server's.
+    `fix` is the same in the simulator, None where the knob is not one of its server's.
     """
 
     change: str
-    vllm: str | None
-    llama_cpp: str | None
-    sglang: str | None
-    turn: Turn | None = None
+    vllm: str
+    llama_cpp: str
+    sglang: str
+    fix: Fix | None = None
 
-    def knobs(self) -> dict[str, str | None]:
+    def knobs(self) -> dict[str, str]:
         return {"vllm": self.vllm, "llama.cpp": self.llama_cpp, "sglang": self.sglang}
 
 
@@ -60,9 +65,9 @@ def _double_devices(server: Server) -> dict[str, Any]:
     return {"tensor_parallel_size": 2 * server.spec.tensor_parallel_size}
 
 
-def _double_seats(server: Server) -> dict[str, Any]:
-    seats = 2 * server.config.max_num_seqs
-    return {"max_num_seqs": seats, "max_num_batched_tokens": max(seats, server.config.max_num_batched_tokens)}
+def _double_sequences(server: Server) -> dict[str, Any]:
+    doubled = 2 * server.config.max_num_seqs
+    return {"max_num_seqs": doubled, "max_num_batched_tokens": max(doubled, server.config.max_num_batched_tokens)}
 
 
 def _double_step_tokens(server: Server) -> dict[str, Any]:
@@ -87,49 +92,49 @@ MORE_SEQUENCES = Remedy(
     vllm="--max-num-seqs, higher",
     llama_cpp="--parallel, higher, with --kv-unified or a --ctx-size that grows with it",
     sglang="--max-running-requests, higher",
-    turn=_double_seats,
+    fix=_double_sequences,
 )
 MORE_STEP_TOKENS = Remedy(
     change="more tokens per step",
     vllm="--max-num-batched-tokens, higher",
     llama_cpp="--batch-size and --ubatch-size, higher",
     sglang="--chunked-prefill-size, higher",
-    turn=_double_step_tokens,
+    fix=_double_step_tokens,
 )
 FEWER_STEP_TOKENS = Remedy(
     change="fewer tokens per step, so that prompts delay the others' tokens less",
     vllm="--max-num-batched-tokens, lower",
     llama_cpp="--batch-size, lower",
     sglang="--chunked-prefill-size, lower",
-    turn=_quarter_step_tokens,
+    fix=_quarter_step_tokens,
 )
 PREFIX_CACHING = Remedy(
     change="share the KV of equal prefixes",
     vllm="--enable-prefix-caching",
     llama_cpp="--cache-prompt (on by default) and --cache-reuse: per slot, so keep a user on a slot (id_slot)",
     sglang="leave out --disable-radix-cache",
-    turn=_share_prefixes,
+    fix=_share_prefixes,
 )
 MORE_KV = Remedy(
     change="a larger KV cache",
     vllm="--gpu-memory-utilization, higher; --kv-cache-dtype fp8; quantised weights",
     llama_cpp="--ctx-size, higher; --cache-type-k q8_0 --cache-type-v q8_0",
     sglang="--mem-fraction-static, higher; --kv-cache-dtype fp8_e4m3",
-    turn=_narrow_kv,
+    fix=_narrow_kv,
 )
 LESS_READING = Remedy(
     change="fewer bytes to read per step",
     vllm="--quantization (fp8, awq) or --tensor-parallel-size, higher",
     llama_cpp="a model file with fewer bits (Q4_K_M)",
     sglang="--quantization or --tp-size, higher",
-    turn=_narrow_weights,
+    fix=_narrow_weights,
 )
 LESS_ARITHMETIC = Remedy(
     change="less arithmetic per device",
     vllm="another replica, or --tensor-parallel-size, higher; --quantization fp8 where the device computes in it",
     llama_cpp="another server, or a faster device",
     sglang="another replica, or --tp-size, higher",
-    turn=_double_devices,
+    fix=_double_devices,
 )
 
 MORE_LOAD = Remedy(
@@ -167,148 +172,146 @@ REMEDIES: dict[str, Remedy] = {
 """The first remedy of each budget of `binding`."""
 
 
-STUTTER_S = 0.1  # a pause between two tokens that a reader notices
+# What must be seen
 
 
-def client_saturated(e: Evidence) -> str | None:
-    if e.client_verdict == "saturated":
+def client_saturated(s: ServerState) -> str | None:
+    if s.client_verdict == "saturated":
         return "the load generator's own verdict is saturated: what it measured is partly itself"
     return None
 
 
-def slot_too_small(e: Evidence) -> str | None:
-    count = sum(e.errors.get(kind, 0) for kind in ("prompt_too_long", "over_kv_cache"))
+def slot_too_small(s: ServerState) -> str | None:
+    count = sum(s.errors.get(kind, 0) for kind in ("prompt_too_long", "over_kv_cache"))
     if not count:
         return None
-    most = "" if e.max_model_len is None else f"; a request may have {e.max_model_len:,} tokens"
+    most = "" if s.max_model_len is None else f"; a request may have {s.max_model_len:,} tokens"
     return f"{count:,} requests were refused for their length{most}"
 
 
-def preempts(e: Evidence) -> str | None:
-    if not e.preemptions or e.kv_full is False:
+def preempts(s: ServerState) -> str | None:
+    if not s.preemptions or s.kv_full is False:
         return None
-    use = "" if e.kv_peak is None else f", KV use {e.kv_peak:.0%} at its peak"
-    return f"{e.preemptions:,} preemptions{use}{_waiting(e)}"
+    use = "" if s.kv_peak is None else f", KV use {s.kv_peak:.0%} at its peak"
+    return f"{s.preemptions:,} preemptions{use}{_waiting(s)}"
 
 
-def preempts_uncached(e: Evidence) -> str | None:
-    return preempts(e) if e.prefix_caching is False or (e.prefix_caching is None and not e.prefix_hit_rate) else None
+def preempts_uncached(s: ServerState) -> str | None:
+    return preempts(s) if s.prefix_caching is False or (s.prefix_caching is None and not s.prefix_hit_rate) else None
 
 
-def _kv_queue(e: Evidence) -> str | None:
-    if not e.queueing or e.kv_full is not True or e.seats_full:
+def _kv_queue(s: ServerState) -> str | None:
+    if not s.queueing or s.kv_full is not True or s.max_num_seqs_reached:
         return None
-    return f"KV use {e.kv_peak:.0%} at its peak{_waiting(e)}"
+    return f"KV use {s.kv_peak:.0%} at its peak{_waiting(s)}"
 
 
-def kv_queue_uncached(e: Evidence) -> str | None:
-    return _kv_queue(e) if e.prefix_caching is False or (e.prefix_caching is None and not e.prefix_hit_rate) else None
+def kv_queue_uncached(s: ServerState) -> str | None:
+    return _kv_queue(s) if s.prefix_caching is False or (s.prefix_caching is None and not s.prefix_hit_rate) else None
 
 
-def kv_queue_cached(e: Evidence) -> str | None:
-    return None if e.compute_bound else _kv_queue(e)  # more requests at once would only make each step longer
+def kv_queue_cached(s: ServerState) -> str | None:
+    return None if s.compute_bound else _kv_queue(s)  # more requests at once would only make each step longer
 
 
-def compute(e: Evidence) -> str | None:
-    if not e.compute_bound or e.tokens_per_step is None or e.critical_tokens is None:
+def compute(s: ServerState) -> str | None:
+    if not s.compute_bound or s.tokens_per_step is None or s.critical_tokens is None:
         return None
-    if not (e.queueing or e.missed or _slow_steps(e)):
+    if not (s.queueing or s.missed or _slow_steps(s)):
         return None
     return (
-        f"{e.tokens_per_step:,.0f} tokens per step on average: arithmetic takes longer than reading the weights "
-        f"from {e.critical_tokens:,.0f} on{_waiting(e)}"
+        f"{s.tokens_per_step:,.0f} tokens per step on average: arithmetic takes longer than reading the weights "
+        f"from {s.critical_tokens:,.0f} on{_waiting(s)}"
     )
 
 
-def seats(e: Evidence) -> str | None:
-    if not e.queueing or e.kv_full:
+def sequences(s: ServerState) -> str | None:
+    if not s.queueing or s.kv_full:
         return None
-    if e.seats_full:
-        most = e.running_max if e.running_max is not None else e.mean_batch
-        return f"{most:,.0f} running of {e.max_num_seqs:,} seats{_waiting(e)}{_kv_room(e)}"
-    if e.dialect == "llama.cpp":
-        return f"llama.cpp defers requests for want of a slot only{_waiting(e)}"
-    if e.max_num_seqs is None and e.running and e.kv_peak is not None and e.running == e.running_max:
-        return f"{e.running:,.0f} running, no more and no fewer{_waiting(e)}{_kv_room(e)}; seats by elimination"
+    if s.max_num_seqs_reached:
+        most = s.running_max if s.running_max is not None else s.mean_batch
+        return f"{most:,.0f} running of {s.max_num_seqs:,} seats{_waiting(s)}{_kv_room(s)}"
+    if s.dialect == "llama.cpp":
+        return f"llama.cpp defers requests for want of a slot only{_waiting(s)}"
+    if s.max_num_seqs is None and s.running and s.kv_peak is not None and s.running == s.running_max:
+        return f"{s.running:,.0f} running, no more and no fewer{_waiting(s)}{_kv_room(s)}; seats by elimination"
     return None
 
 
-def step_tokens(e: Evidence) -> str | None:
-    if not e.queueing or e.kv_full or e.seats_full is not False:
+def step_tokens(s: ServerState) -> str | None:
+    if not s.queueing or s.kv_full or s.max_num_seqs_reached is not False:
         return None
-    if e.tokens_per_step is None or e.max_num_batched_tokens is None:
+    if s.tokens_per_step is None or s.max_num_batched_tokens is None:
         return None
-    if e.tokens_per_step < 0.5 * e.max_num_batched_tokens:
+    if s.tokens_per_step < 0.5 * s.max_num_batched_tokens:
         return None
     return (
-        f"{e.tokens_per_step:,.0f} tokens per step of {e.max_num_batched_tokens:,} allowed"
-        f"{_waiting(e)}, with seats and KV blocks left"
+        f"{s.tokens_per_step:,.0f} tokens per step of {s.max_num_batched_tokens:,} allowed"
+        f"{_waiting(s)}, with seats and KV blocks left"
     )
 
 
-def spikes(e: Evidence) -> str | None:
-    if e.preemptions or not e.itl_p50_s or e.itl_p99_s is None or e.itl_p99_s < 4 * e.itl_p50_s:
+def spikes(s: ServerState) -> str | None:
+    if s.preemptions or not s.itl_p50_s or s.itl_p99_s is None or s.itl_p99_s < 4 * s.itl_p50_s:
         return None
-    if e.itl_p99_s < STUTTER_S or (e.max_num_batched_tokens is not None and e.max_num_batched_tokens <= 512):
+    if s.itl_p99_s < STUTTER_S or (s.max_num_batched_tokens is not None and s.max_num_batched_tokens <= 512):
         return None
     return (
-        f"ITL p99 {format_duration(e.itl_p99_s)} against p50 {format_duration(e.itl_p50_s)} without a preemption: "
+        f"ITL p99 {format_duration(s.itl_p99_s)} against p50 {format_duration(s.itl_p50_s)} without a preemption: "
         "a long prompt in a step delays everybody's token"
     )
 
 
-def bandwidth(e: Evidence) -> str | None:
-    slow = [name for name in e.missed if name.startswith(("tpot", "itl", "e2e"))]
-    if not slow or e.queueing or e.preemptions:
+def bandwidth(s: ServerState) -> str | None:
+    slow = [name for name in s.missed if name.startswith(("tpot", "itl", "e2e"))]
+    if not slow or s.queueing or s.preemptions:
         return None
-    if e.compute_bound is not False or e.tokens_per_step is None or e.critical_tokens is None:
+    if s.compute_bound is not False or s.tokens_per_step is None or s.critical_tokens is None:
         return None
-    floor = "" if e.floor_step_s is None else f", {format_duration(e.floor_step_s)} of which one sequence alone takes"
+    floor = "" if s.floor_step_s is None else f", {format_duration(s.floor_step_s)} of which one sequence alone takes"
     return (
-        f"{', '.join(slow)} missed with nobody waiting: {e.tokens_per_step:,.0f} tokens per step are below the "
-        f"{e.critical_tokens:,.0f} where arithmetic begins to decide, so a step is the reading of weights and KV{floor}"
+        f"{', '.join(slow)} missed with nobody waiting: {s.tokens_per_step:,.0f} tokens per step are below the "
+        f"{s.critical_tokens:,.0f} where arithmetic begins to decide, so a step is the reading of weights and KV{floor}"
     )
 
 
-def refused(e: Evidence) -> str | None:
-    count = e.errors.get("queue_full", 0)
+def refused(s: ServerState) -> str | None:
+    count = s.errors.get("queue_full", 0)
     return f"{count:,} requests were refused because the queue was full" if count else None
 
 
-def client_limits(e: Evidence) -> str | None:
-    if e.concurrency is None or e.max_num_seqs is None or e.missed or e.queueing or e.preemptions or e.kv_full:
+def client_limits(s: ServerState) -> str | None:
+    if s.concurrency is None or s.max_num_seqs is None or s.missed or s.queueing or s.preemptions or s.kv_full:
         return None
-    busy = e.in_flight if e.in_flight is not None else e.mean_batch
-    if e.concurrency > 0.5 * e.max_num_seqs or busy is None or busy < 0.8 * e.concurrency:
+    busy = s.in_flight if s.in_flight is not None else s.mean_batch
+    if s.concurrency > 0.5 * s.max_num_seqs or busy is None or busy < 0.8 * s.concurrency:
         return None
-    if e.critical_tokens is not None and e.tokens_per_step is not None and e.tokens_per_step > e.critical_tokens / 2:
+    if s.critical_tokens is not None and s.tokens_per_step is not None and s.tokens_per_step > s.critical_tokens / 2:
         return None
     return (
-        f"{busy:,.1f} of {e.concurrency:,} requests in flight run, and none waits: the client sends no more than that"
-        f"{_kv_room(e)}"
+        f"{busy:,.1f} of {s.concurrency:,} requests in flight run, and none waits: the client sends no more than that"
+        f"{_kv_room(s)}"
     )
 
 
-def _waiting(e: Evidence) -> str:
-    if e.waiting:
-        return f", {e.waiting:,.0f} waiting"
-    if e.queueing and e.queue_p95_s is not None:
-        return f", queue p95 {format_duration(e.queue_p95_s)}"
+def _waiting(s: ServerState) -> str:
+    if s.waiting:
+        return f", {s.waiting:,.0f} waiting"
+    if s.queueing and s.queue_p95_s is not None:
+        return f", queue p95 {format_duration(s.queue_p95_s)}"
     return ""
 
 
-def _kv_room(e: Evidence) -> str:
-    return "" if e.kv_peak is None else f", KV use {e.kv_peak:.0%}"
+def _kv_room(s: ServerState) -> str:
+    return "" if s.kv_peak is None else f", KV use {s.kv_peak:.0%}"
 
 
-def _slow_steps(e: Evidence) -> bool:
+def _slow_steps(s: ServerState) -> bool:
     """Whether a token takes twice as long as it would alone."""
-    return e.floor_step_s is not None and e.tpot_p50_s is not None and e.tpot_p50_s > 2 * e.floor_step_s
+    return s.floor_step_s is not None and s.tpot_p50_s is not None and s.tpot_p50_s > 2 * s.floor_step_s
 
 
-CLIENT, CONTEXT, QUEUE = "client", "context length", "queue"
-
-UP, DOWN = "up", "down"
+# The rules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,7 +321,7 @@ class Rule:
     name: str
     symptom: str  # what a person sees
     budget: str
-    when: Callable[[Evidence], str | None]
+    when: Callable[[ServerState], str | None]
     remedy: Remedy
     expect: dict[str, str]  # metric of a summary -> up, down
     useless: dict[str, str]  # option -> why turning it changes nothing
@@ -393,7 +396,7 @@ RULES: tuple[Rule, ...] = (
         name="sequences",
         symptom="a queue while the KV cache is half empty",
         budget=SEQUENCES,
-        when=seats,
+        when=sequences,
         remedy=MORE_SEQUENCES,
         expect={"queue_p95": DOWN, "ttft_p95": DOWN, "throughput": UP, "tpot_p50": UP},
         useless={"kv_tokens": _KV_IS_FREE, "max_num_batched_tokens": "steps are not full"},

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from servesim.report.capacity import Capacity
+from servesim.report.diagnosis import Diagnosis, TriedFix
 from servesim.report.schemas.vocabulary import Many, Maybe, Part, fields_of
 
 CAPACITY = fields_of(Capacity) | {"cost?": [Part("cost")]}
@@ -57,29 +60,7 @@ COMPARE = {
     ],
 }
 
-DIAGNOSE = {
-    "binds": "text|null: the budget",
-    "queueing": "flag|null: whether requests wait to be admitted",
-    "findings": [
-        {
-            "rule": "text",
-            "budget": "text|null",
-            "symptom": "text",
-            "evidence": "text",
-            "change": "text|null",
-            "knobs": Many("text"),
-            "expect": Many("text"),
-            "useless": [{"option": "text", "knobs": Many("text"), "why": "text"}],
-            "source": "text",
-        }
-    ],
-    "checks": [{"told": "text", "agrees": "flag|null"}],
-    "evidence": "object: what is known of the server; fractions, seconds (_s), counts",
-    "missing": ["text"],
-    "gpu_utilisation": "text",
-    "notes": ["text"],
-    "rows?": "list",
-}
+DIAGNOSE = fields_of(Diagnosis) | {"tried?": Annotated[TriedFix | None, "null where it could not be tried"]}
 
 BINDS = Maybe(
     {

@@ -20,7 +20,7 @@ from servesim.wire.prometheus import Page, Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class ServerState:
     """One server over one stretch of time. Fractions are of 1, times in seconds."""
 
     source: str
@@ -106,8 +106,8 @@ class Evidence:
         return self.tokens_per_step >= self.critical_tokens
 
     @property
-    def seats_full(self) -> bool | None:
-        """Whether every seat was taken at some time; None if their number, or that of the runners, is unknown."""
+    def max_num_seqs_reached(self) -> bool | None:
+        """Whether `max_num_seqs` requests ran at some time; None if the limit, or how many ran, is unknown."""
         if self.max_num_seqs is None:
             return None
         if self.running_max is not None:
@@ -116,7 +116,9 @@ class Evidence:
         return None if self.mean_batch is None else self.mean_batch >= 0.85 * self.max_num_seqs
 
 
-def of_pages(before: Page | None, after: Page, *, window_s: float | None = None, source: str = "metrics") -> Evidence:
+def of_pages(
+    before: Page | None, after: Page, *, window_s: float | None = None, source: str = "metrics"
+) -> ServerState:
     """Return what two pages of one server say of the time between them; one page alone, since its start.
 
     Of several engines behind one page it is what one of them sees on average: limits are an engine's own.
@@ -127,7 +129,7 @@ def of_pages(before: Page | None, after: Page, *, window_s: float | None = None,
     done = (window["e2e"] or {}).get("count")
     blocks = _count(facts.get("num_gpu_blocks"))
     caching = {"True": True, "False": False}.get(facts.get("enable_prefix_caching", ""))
-    return Evidence(
+    return ServerState(
         source=source,
         since_start=before is None,
         completed=done,
@@ -152,7 +154,7 @@ def _of_one_engine(figures: dict[str, Any], engines: int) -> dict[str, Any]:
     return figures | {name: figures[name] / engines for name in counted if figures[name] is not None}
 
 
-def of_summary(document: Mapping[str, Any], config: Mapping[str, Any], *, source: str) -> Evidence:
+def of_summary(document: Mapping[str, Any], config: Mapping[str, Any], *, source: str) -> ServerState:
     """Return what one summary says (`simulate`, `loadgen`, a row of a `sweep`), under its configuration."""
     engine, requests, tokens = document["engine"], document["requests"], document["tokens"]
     server, client = document.get("server") or {}, document.get("client") or {}
@@ -165,7 +167,7 @@ def of_summary(document: Mapping[str, Any], config: Mapping[str, Any], *, source
     known |= {name: value for name, value in _latencies(document).items() if value is not None}
     if steps:
         known["tokens_per_step"] = computed / steps
-    return Evidence(
+    return ServerState(
         **known,
         source=source,
         completed=completed,
@@ -180,8 +182,8 @@ def of_summary(document: Mapping[str, Any], config: Mapping[str, Any], *, source
     )
 
 
-def with_server(evidence: Evidence, server: Server) -> Evidence:
-    """Return the evidence with what model, device and limits of `server` add; what the server itself said stands."""
+def with_server(state: ServerState, server: Server) -> ServerState:
+    """Return the state with what model, device and limits of `server` add; what the server itself said stands."""
     spec, config = server.spec, server.config
     floor_s = step_seconds(server.model, server.hardware, 1, tensor_parallel=spec.tensor_parallel_size)
     from_server: dict[str, Any] = {
@@ -194,22 +196,22 @@ def with_server(evidence: Evidence, server: Server) -> Evidence:
         "slots": spec.slots,
     }
     return replace(
-        evidence,
+        state,
         floor_step_s=floor_s,
         critical_tokens=_critical_tokens(server),
-        **{name: _first(getattr(evidence, name), value) for name, value in from_server.items()},
+        **{name: _first(getattr(state, name), value) for name, value in from_server.items()},
     )
 
 
-def with_flags(evidence: Evidence, values: Mapping[str, Any]) -> Evidence:
-    """Return the evidence with the limits that a command line gives; a page's own word on its cache stands."""
+def with_flags(state: ServerState, values: Mapping[str, Any]) -> ServerState:
+    """Return the state with the limits that a command line gives; a page's own word on its cache stands."""
     given = {name: values[name] for name in _LIMITS if name in values}
-    if evidence.num_blocks is None and "kv_tokens" in values:
-        block_size = evidence.block_size or values.get("block_size") or 1
+    if state.num_blocks is None and "kv_tokens" in values:
+        block_size = state.block_size or values.get("block_size") or 1
         given |= {"num_blocks": values["kv_tokens"] // block_size, "block_size": block_size}
-    if evidence.prefix_caching is not None:
+    if state.prefix_caching is not None:
         given.pop("prefix_caching", None)
-    return replace(evidence, **given)
+    return replace(state, **given)
 
 
 _LIMITS = (
