@@ -29,6 +29,7 @@ from servesim.fleet.simulate import run_deployment
 from servesim.plan.sweep import Cell, cells_run
 from servesim.runs.records import Run
 from tests.command import ROOT, in_shell, servesim
+from tests.extent import EXTENT
 from tests.serve_case import PATIENCE_S
 
 
@@ -113,6 +114,23 @@ class Verbs(unittest.TestCase):
                     self.assertEqual(words[1], verb)
                     if "|" not in words and ">" not in words:
                         module.build_parser().read([word.strip("'") for word in words[2:]])
+
+    def test_examples_run_anywhere(self) -> None:
+        lines = {
+            example
+            for verb in ("simulate", "sweep", "trace")
+            for example in import_module(f"servesim.cli.{verb}").EXAMPLES
+            if {"burst", "mixed"} & set(example.split())
+        }
+        self.assertGreaterEqual(len(lines), 5)
+        with tempfile.TemporaryDirectory() as folder:
+            for line in sorted(lines):
+                if "mixed" in line and EXTENT != "full":
+                    continue
+                with self.subTest(line):
+                    said = in_shell(line, Path(folder), PYTHONPATH=str(ROOT))
+                    self.assertIn(said.code, (0, 1), said.err)
+                    self.assertTrue(said.out)
 
     def test_an_option_means_the_same_wherever_it_appears(self) -> None:
         seen: dict[str, tuple[str, object]] = {}

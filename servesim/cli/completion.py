@@ -25,6 +25,7 @@ from servesim.errors import InputError
 from servesim.report.charts import FIGURES
 from servesim.report.schemas.registry import SCHEMAS
 from servesim.units import suggest
+from servesim.workload.traces.trace import EXAMPLES as EXAMPLE_TRACES
 
 FILES = frozenset({"FILE", "FILE...", "FOLDER", "RUN", "A", "B"})
 """Metavars that stand for a path."""
@@ -34,6 +35,7 @@ _NAMES: dict[str, Mapping[str, Any]] = {
     "hardware": HARDWARE,
     "cost_model": COST_MODELS,
     "figures": FIGURES,
+    "trace": EXAMPLE_TRACES,
 }
 """What options take that have a check of their own, by key; a file is taken by the first two as well."""
 

@@ -36,7 +36,7 @@ VERBS: dict[str, str] = {
 USAGE = """\
 examples:
   servesim capacity --hardware l4-24gb
-  servesim simulate --hardware l4-24gb --trace fixtures/burst.jsonl --prefix-caching
+  servesim simulate --hardware l4-24gb --trace burst --prefix-caching
   servesim sweep --concurrency 1,8,32,128,256
 
 usage: servesim VERB [options]      servesim VERB --help      servesim --version

@@ -44,13 +44,13 @@ from servesim.summary.slo import parse_slos
 from servesim.summary.summary import Summary, summarize
 
 EXAMPLES = (
-    "servesim simulate --hardware l4-24gb --trace fixtures/burst.jsonl --prefix-caching",
+    "servesim simulate --hardware l4-24gb --trace burst --prefix-caching",
     "servesim simulate --concurrency 64 --requests 1000 --prompt-tokens 256-1024 --output-tokens 64-256",
     "servesim simulate --rate 26 --requests 20000 --slo ttft_p95=500ms,tpot_p95=50ms",
-    "servesim simulate --hardware l4-24gb --trace fixtures/burst.jsonl --explain-request 40",
+    "servesim simulate --hardware l4-24gb --trace burst --explain-request 40",
     "servesim simulate --like measured.jsonl --hardware cpu-4vcpu",
     "servesim simulate --rate 60 --replicas 4 --router least-kv",
-    "servesim simulate --trace fixtures/mixed.jsonl --disagg 3:1 --link 25GB/s",
+    "servesim simulate --trace mixed --disagg 3:1 --link 25GB/s",
     "servesim simulate --rate 30 --client-timeout 10s --retries 2 --max-num-queued-reqs 64 --save run.jsonl",
 )
 

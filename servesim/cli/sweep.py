@@ -73,8 +73,8 @@ def find_crossings(
 EXAMPLES = (
     "servesim sweep --concurrency 1,8,32,128,256",
     "servesim sweep --hardware l4-24gb --rate 0.5,1,1.5,2,3 --requests 500 --slo ttft_p95=2s --jobs 2",
-    "servesim sweep --trace fixtures/burst.jsonl --hardware l4-24gb,a100-sxm-80gb,h100-sxm-80gb",
-    "servesim sweep --trace fixtures/mixed.jsonl --disagg 3:1 --link 5GB/s,10GB/s,25GB/s,100GB/s",
+    "servesim sweep --trace burst --hardware l4-24gb,a100-sxm-80gb,h100-sxm-80gb",
+    "servesim sweep --trace mixed --disagg 3:1 --link 5GB/s,10GB/s,25GB/s,100GB/s",
     "servesim sweep --concurrency 32,128 --max-num-batched-tokens 2k,8k,32k --requests 500",
     "servesim sweep --max-tokens 10,50,100,200,250 --prompt-tokens 19",
 )

@@ -19,10 +19,11 @@ from servesim.workload.arrivals import schedule_of
 from servesim.workload.requests import Requests
 from servesim.workload.reshape import at_rate, at_speed, sample, window
 from servesim.workload.traces.describe import describe_trace
+from servesim.workload.traces.trace import EXAMPLES as EXAMPLE_TRACES
 from servesim.workload.traces.trace import read_trace, trace_lines
 
 EXAMPLES = (
-    "servesim trace describe fixtures/burst.jsonl",
+    "servesim trace describe burst",
     "servesim trace describe AzureLLMInferenceTrace_conv.csv --json",
     "servesim trace convert conversation_trace.jsonl -o mooncake.jsonl",
     "servesim trace sample BurstGPT_1.csv.gz --from 1d --to 2d --requests 5000 -o day2.jsonl",
@@ -83,16 +84,22 @@ CURVE = Group("rates", (Option("--every", "every_s", "a row every TIME", seconds
 
 
 def build_parser() -> Parser:
-    told = "\n".join(f"  {name:<10}{about}" for name, (about, _) in ACTIONS.items())
+    actions = "\n".join(f"  {name:<10}{about}" for name, (about, _) in ACTIONS.items())
+    examples = ", ".join(EXAMPLE_TRACES)
     parser = Parser(
         "trace",
-        f"Traces of every known format, recognised by content. Exit 1: the file cannot be written.\n\n{told}",
+        f"Traces of every known format, recognised by content. Exit 1: the file cannot be written.\n\n{actions}",
         EXAMPLES,
         (READING, CUTTING, PACING, CURVE, Group("output", (JSON, OUTPUT, QUIET))),
     )
     parser.usage = f"servesim trace {'|'.join(ACTIONS)} FILE [options]"
     parser.add_argument("action", nargs="?", help=" or ".join(ACTIONS))
-    parser.add_argument("file", nargs="?", metavar="FILE", help="the trace, plain or gzip; - is standard input")
+    parser.add_argument(
+        "file",
+        nargs="?",
+        metavar="FILE",
+        help=f"the trace, plain or gzip; - is standard input; or an example: {examples}",
+    )
     return parser
 
 

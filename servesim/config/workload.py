@@ -34,7 +34,7 @@ from servesim.workload.lengths import LENGTHS, MAX_TOKENS, parse_lengths
 from servesim.workload.requests import Requests
 from servesim.workload.reshape import at_speed
 from servesim.workload.traces.fields import TIME_UNITS
-from servesim.workload.traces.trace import TRACE_FORMATS, Trace, read_trace
+from servesim.workload.traces.trace import EXAMPLES, TRACE_FORMATS, Trace, read_trace
 from servesim.workload.workload import ClosedLoop, OpenLoop, Retrying, SessionLoop, Workload
 
 DEFAULT_REQUESTS = 256
@@ -129,7 +129,15 @@ class WorkloadSpec:
         swept=False,
         when_used=True,
     )
-    trace: str | None = option(None, text, "replay the requests of FILE", "FILE", swept=False, group=TRACE, common=True)
+    trace: str | None = option(
+        None,
+        text,
+        f"replay the requests of FILE, or an example: {', '.join(EXAMPLES)}",
+        "FILE",
+        swept=False,
+        group=TRACE,
+        common=True,
+    )
     trace_format: str | None = option(
         None,
         one_of("trace format", TRACE_FORMATS),

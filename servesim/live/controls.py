@@ -34,7 +34,7 @@ from servesim.live.traffic import (
 from servesim.serve.app import ServeApp
 from servesim.units import suggest
 
-PROMPT_TOKENS, OUTPUT_TOKENS = 1365, 248  # the means of fixtures/burst.jsonl, 1,024 tokens of a prompt shared
+PROMPT_TOKENS, OUTPUT_TOKENS = 1365, 248  # the means of the example burst, 1,024 tokens of a prompt shared
 WITHIN_S = 3.5
 MAX_BURST = MAX_HELD // 4
 MAX_TOKENS_PER_S = 15_000.0  # more than one thread of ours hands out in time

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,6 +60,20 @@ class Trace:
         return text
 
 
+EXAMPLES = {
+    "burst": "the Monday incident: 48 requests within 3 s, each behind one of two long system prompts",
+    "mixed": "long prompts among short chats: 400 requests, one in four a document of 8,000 tokens",
+}
+"""Traces that ship with servesim, by the name that stands for one wherever a trace is named."""
+
+
+def example_path(path: str) -> str:
+    """Return the file of the example that `path` names, or `path`: a file of that name comes first."""
+    if path not in EXAMPLES or os.path.exists(path):
+        return path
+    return os.path.join(os.path.dirname(__file__), "examples", f"{path}.jsonl")
+
+
 TRACE_FORMATS: dict[str, TraceFormat] = {
     "servesim": NATIVE,
     "servesim-run": SAVED_RUN,
@@ -83,7 +98,9 @@ def read_trace(
     arrivals_required: bool = True,
     limit: int | None = None,
 ) -> Trace:
-    """Read the trace at `path` (`-`: standard input; gzip is recognised), or its first `limit` rows.
+    """Read the trace at `path`, or its first `limit` rows.
+
+    `path` is a file, gzip or plain, `-` for standard input, or a key of EXAMPLES.
 
     `trace_format` is a key of TRACE_FORMATS, None to recognise it; `time_unit` one of TIME_UNITS. With `skip_bad_rows`
     malformed rows are counted instead of refused. Raises InputError naming file, line and field.
@@ -92,7 +109,7 @@ def read_trace(
         raise suggest("trace format", trace_format, TRACE_FORMATS)
     if time_unit is not None and time_unit not in TIME_UNITS:
         raise suggest("time unit", time_unit, TIME_UNITS)
-    with InputFile(path, "trace") as file:
+    with InputFile(example_path(path), "trace") as file:
         name = trace_format or _recognise(file)
         facts = TraceFacts()
         rows = TraceRows(time_unit=time_unit, arrivals_required=arrivals_required, facts=facts)
