@@ -17,7 +17,7 @@ from tests.command import servesim
 from tests.documents import Written
 from tests.json_schema import problems
 
-SPEAKS_NO_JSON = {"serve", "watch", "completion"}  # their result is not a document
+SPEAKS_NO_JSON = {"help", "serve", "watch", "completion"}  # their result is not a document
 SWEPT = {"concurrency", "rate", "output_tokens", "kv_offload", "link_bytes_per_s", "hardware"}
 
 
