@@ -35,13 +35,18 @@ MAY_BE_TWINS = {"column", "refuse", "next_due", "_ratio"}  # of rooms that must 
 parsed = cache(ast.parse)
 
 
+@cache
+def walked(tree: ast.AST) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree))
+
+
 def functions(tree: ast.AST) -> list[ast.FunctionDef]:
-    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    return [node for node in walked(tree) if isinstance(node, ast.FunctionDef)]
 
 
 def reads(tree: ast.AST) -> Iterator[tuple[str, str]]:
     """Yield what a tree reads: ("name", x) for x, ("attribute", x) for y.x and getattr(y, "x"), ("text", x) for "x"."""
-    for node in ast.walk(tree):
+    for node in walked(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             yield "name", node.id
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
@@ -54,7 +59,7 @@ def reads(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 def definitions(tree: ast.Module) -> Iterator[tuple[str, str, ast.AST]]:
     """Yield the kind, the name and the node of what a module defines: names, attributes, fields of a class."""
-    for node in ast.walk(tree):
+    for node in walked(tree):
         for each in node.body if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) else ():
             if isinstance(each, (ast.FunctionDef, ast.ClassDef)):
                 yield "attribute" if isinstance(node, ast.ClassDef) else "name", each.name, each
@@ -62,8 +67,9 @@ def definitions(tree: ast.Module) -> Iterator[tuple[str, str, ast.AST]]:
                 kind = "field" if isinstance(node, ast.ClassDef) else "name"
                 yield from ((kind, name.id, each) for name in written(each) if isinstance(name, ast.Name))
         if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
-            own = [each for each in written(node) if ast.unparse(each).startswith("self.")]
-            yield from (("attribute", each.attr, ast.Pass()) for each in own if isinstance(each, ast.Attribute))
+            for target in written(node):
+                if isinstance(target, ast.Attribute) and getattr(target.value, "id", "") == "self":
+                    yield "attribute", target.attr, ast.Pass()
 
 
 def written(node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> list[ast.AST]:
@@ -92,11 +98,13 @@ def unused(modules: Mapping[str, str], documented: Collection[str] = ()) -> list
     """
     trees = {module: parsed(text) for module, text in modules.items()}
     within = {module: Counter(reads(tree)) for module, tree in trees.items()}
-    anywhere = sum(within.values(), Counter())
+    anywhere: Counter[tuple[str, str]] = Counter()
+    for read in within.values():
+        anywhere.update(read)
     imported = {
         (node.module, alias.name)
         for tree in trees.values()
-        for node in ast.walk(tree)
+        for node in walked(tree)
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
