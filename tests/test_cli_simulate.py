@@ -135,6 +135,25 @@ class Saved(unittest.TestCase):
             saved.append(Path(self.path).read_text().splitlines()[1:])
         self.assertEqual(saved[0], saved[1])
 
+    def test_what_is_off_or_never_reached_changes_no_record(self) -> None:
+        off = "--retries 0 --replicas 1 --router least-kv --spec-tokens 0 --tensor-parallel-size 1 --energy"
+        drawn = "--adapters 0 --priorities 1 --prefixes 1"
+        never = "--max-num-queued-reqs 1000000 --max-num-queued-tokens 1G --client-timeout 1h --kv-offload 1TB"
+        for load, switches in (
+            (("--concurrency", "8", "--requests", "64", "--prefix-caching"), (off, drawn, never)),
+            (("--rate", "20", "--requests", "64", "--turns", "2", "--shared-prefix-tokens", "64"), (off, drawn)),
+            ((*BURST[1:], "--prefix-caching", "--async-scheduling"), (off, never.partition(" --kv-offload")[0])),
+        ):
+            saved = []
+            for flags in ("", *switches):
+                said = servesim("simulate", *load, *flags.split(), "--quiet", "--save", self.path)
+                self.assertEqual(said.code, 0, said.err)
+                lines = map(json.loads, Path(self.path).read_text(encoding="utf-8").splitlines())
+                saved.append([line for line in lines if line["kind"] == "request"])
+            for flags, records in zip(switches, saved[1:], strict=True):
+                with self.subTest(load=load, flags=flags):
+                    self.assertEqual(records, saved[0])
+
     def test_two_results_in_one_file_are_refused(self) -> None:
         said = servesim(*SMALL, "--save", self.path, "-o", os.path.join(os.path.dirname(self.path), ".", "run.jsonl"))
         self.assertEqual(said.code, 2, said.err)

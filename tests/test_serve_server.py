@@ -17,6 +17,8 @@ from servesim.errors import RunError
 from servesim.serve import connection as connection_module
 from servesim.serve.connection import ask_for_stamps, came_at
 from servesim.serve.loop import listen
+from tests.extent import seeds
+from tests.hostile_serve import KINDS, assault
 from tests.serve_case import PATIENCE_S, LiveServer, events, eventually
 
 CHAT = "/v1/chat/completions"
@@ -301,6 +303,21 @@ class Faults(unittest.TestCase):
             whole = server.post(TEXT, LONG | {"max_tokens": 40, "stream": False})
             self.assertGreater(time.monotonic() - start, 0.3)
             self.assertEqual(whole["usage"]["completion_tokens"], 40)
+
+
+class Hostile(unittest.TestCase):
+    """A small assault on every run; the large one is `python3 -m tests.hostile_serve`."""
+
+    def test_hostile_clients_leave_it_serving_with_every_block_free(self) -> None:
+        with LiveServer({"prefix_caching": True, "async_scheduling": True}, speed=5.0) as server:
+            counts = assault(server.port, len(seeds(1200)), seed=3)
+            self.assertEqual({*counts}, {kind.__name__ for kind in KINDS})
+            clock = server.app.clock
+            eventually(self, lambda: clock.engine.pool.free, clock.config.num_blocks)
+            eventually(self, lambda: (clock.idle, len(server.app.answers)), (True, 0))
+            self.assertEqual(clock.workload.free_rows, len(clock._at))
+            answer = server.post(TEXT, {"prompt": "still there?", "max_tokens": 3})
+            self.assertEqual(answer["usage"]["completion_tokens"], 3)
 
 
 class TheEnd(unittest.TestCase):

@@ -89,6 +89,7 @@ class Marks(unittest.TestCase):
                 ElementTree.fromstring(picture(draw(material), HOSTILE))
 
     def test_the_golden_pictures_are_what_is_drawn(self) -> None:
+        """For the eye that reads a diff: what a picture must be is said by the other tests of this file."""
         drawn = golden_pictures()
         self.assertEqual({path.name for path in GOLDEN.glob("*.svg")}, set(drawn))
         for name, content in drawn.items():
