@@ -20,7 +20,7 @@ from servesim.client.reading import Answer
 from servesim.client.window import gauge_sample, server_window, setup_facts
 from servesim.errors import InputError, ServesimError
 from servesim.report.charts import FIGURES
-from servesim.report.input import Material, NamedRun
+from servesim.report.input import ReportInput, ReportRun
 from servesim.report.renderers import RENDERERS
 from servesim.runs.reader import read_saved
 from servesim.runs.writer import write_run
@@ -122,9 +122,9 @@ def read_a_run(data: bytes) -> None:
         run = read_saved(path).run
         summary = summarize(run)
         finite(json.loads(json.dumps(summary.as_dict(), default=str)))
-        named = NamedRun(name="a", path=path, command="c", version="v", run=run, summary=summary)
+        named = ReportRun(name="a", path=path, command="c", version="v", run=run, summary=summary)
         for renderer in RENDERERS.values():
-            for piece in renderer.render(Material("t", [named]), list(FIGURES)):
+            for piece in renderer.render(ReportInput("t", [named]), list(FIGURES)):
                 piece.encode("utf-8", "backslashreplace")
         write_run(f"{path}.again", run, "simulate", token_times=True)
         if summarize(read_saved(f"{path}.again").run).as_dict()["requests"] != summary.as_dict()["requests"]:

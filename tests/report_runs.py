@@ -1,6 +1,6 @@
 """What the tests of reports draw: the burst, a measured run with gauges, hostile words, and grids; and the golden SVGs.
 
-`python3 -m tests.report_runs` rewrites `fixtures/golden-svg/`: every figure of fixed material. Read the diff.
+`python3 -m tests.report_runs` rewrites `fixtures/golden-svg/`: every figure of fixed report. Read the diff.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from servesim import simulate
 from servesim.report.charts import FIGURES
 from servesim.report.figure import picture
-from servesim.report.input import Material, NamedRun, grid_of
+from servesim.report.input import ReportInput, ReportRun, grid_of
 from servesim.runs.records import GaugeSample, Outcome, Run
 from servesim.summary.slo import parse_slos
 from servesim.summary.summary import summarize
@@ -24,9 +24,9 @@ GOLDEN = ROOT / "fixtures" / "golden-svg"
 HOSTILE = '</title></svg><script>alert("1")</script><img src=x onerror=alert(2)>&amp;\x00\x1b[2J\u202e\ud800 =cmd|x'
 
 
-def named(run: Run, name: str = "run", *slos: str) -> NamedRun:
+def named(run: Run, name: str = "run", *slos: str) -> ReportRun:
     asked = parse_slos(slos)
-    return NamedRun(
+    return ReportRun(
         name=name, path=f"{name}.jsonl", command="simulate", version="0", run=run, summary=summarize(run, asked),
         slos=asked,
     )  # fmt: skip
@@ -118,12 +118,12 @@ def scan_document() -> dict[str, Any]:
     return document | {"scan": {"axis": "output_tokens", "rows": rows, "ttft": None, "e2e": line, "warnings": []}}
 
 
-def materials() -> dict[str, Material]:
-    """Return the material of each golden picture."""
-    one = Material("burst", [named(burst(), "burst", "ttft_p95=5s", "itl_p99=500ms")])
-    two = Material("two runs", [named(burst(), "plain"), named(burst(True), "cached")])
-    told = Material("simulated and measured", [named(burst(), "simulated"), named(streams(), "measured")])
-    grids = Material("grids")
+def materials() -> dict[str, ReportInput]:
+    """Return the report of each golden picture."""
+    one = ReportInput("burst", [named(burst(), "burst", "ttft_p95=5s", "itl_p99=500ms")])
+    two = ReportInput("two runs", [named(burst(), "plain"), named(burst(True), "cached")])
+    told = ReportInput("simulated and measured", [named(burst(), "simulated"), named(streams(), "measured")])
+    grids = ReportInput("grids")
     grids.grids = [
         grid_of(make(), name=name, path=name) for name, make in (("sweep", sweep_document), ("scan", scan_document))
     ]
@@ -139,11 +139,11 @@ def golden_pictures() -> dict[str, str]:
         "grids": ("curve", "scan"),
     }
     pictures = {}
-    for name, material in materials().items():
+    for name, report in materials().items():
         for figure_name in wanted[name]:
-            figure = FIGURES[figure_name](material)
+            figure = FIGURES[figure_name](report)
             assert figure is not None
-            pictures[f"{name}-{figure_name}.svg"] = picture([figure], material.title)
+            pictures[f"{name}-{figure_name}.svg"] = picture([figure], report.title)
     return pictures
 
 

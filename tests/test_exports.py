@@ -15,7 +15,7 @@ from typing import Any
 from servesim.report.charts import FIGURES
 from servesim.report.chrome_trace import chrome_trace
 from servesim.report.csv import to_csv
-from servesim.report.input import Material, distinct, grid_of
+from servesim.report.input import ReportInput, distinct, grid_of
 from servesim.report.prometheus import HISTOGRAMS, metric_page, openmetrics_page
 from servesim.report.renderers import RENDERERS, format_of
 from servesim.report.tables import escape_markdown, markdown
@@ -27,19 +27,19 @@ from tests.report_runs import HOSTILE, burst, hostile, materials, named, streams
 from tests.runs import measured, random_simulated
 
 
-def rows(material: Material) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO("".join(to_csv(material)))))
+def rows(report: ReportInput) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO("".join(to_csv(report)))))
 
 
-def events(material: Material) -> list[dict[str, Any]]:
-    return json.loads("".join(chrome_trace(material)))["traceEvents"]  # type: ignore[no-any-return]
+def events(report: ReportInput) -> list[dict[str, Any]]:
+    return json.loads("".join(chrome_trace(report)))["traceEvents"]  # type: ignore[no-any-return]
 
 
 class Csv(unittest.TestCase):
     def test_its_latencies_are_those_of_the_summary(self) -> None:
         for run in (burst(), streams(), random_simulated(3)):
             one = named(run)
-            told = rows(Material("t", [one]))
+            told = rows(ReportInput("t", [one]))
             for metric in ("ttft", "tpot", "e2e", "queue", "lateness"):
                 values = sorted(float(row[f"{metric}_ms"]) for row in told if row[f"{metric}_ms"])
                 distribution = getattr(one.summary, f"{metric}_ms")
@@ -53,17 +53,17 @@ class Csv(unittest.TestCase):
     def test_it_has_every_request_that_was_offered(self) -> None:
         for seed in range(20):
             one = named(random_simulated(seed))
-            self.assertEqual(len(rows(Material("t", [one]))), one.summary.requests.offered)
+            self.assertEqual(len(rows(ReportInput("t", [one]))), one.summary.requests.offered)
 
     def test_a_formula_stays_text(self) -> None:
         run = streams(2, 6)
         run.requests.ids = ["=1+1", "+1", "-1", "@x", "a,b\nc", "plain"]
-        told = [row["id"] for row in rows(Material("t", [named(run)]))]
+        told = [row["id"] for row in rows(ReportInput("t", [named(run)]))]
         self.assertEqual(told, ["'=1+1", "'+1", "'-1", "'@x", "a,b c", "plain"])
 
     def test_a_grid_is_a_row_a_row(self) -> None:
-        material = Material("t", grids=[grid_of(sweep_document(), name="s", path="s")])
-        told = rows(material)
+        report = ReportInput("t", grids=[grid_of(sweep_document(), name="s", path="s")])
+        told = rows(report)
         self.assertEqual([row["concurrency"] for row in told], ["1", "8", "32", "128", "256"])
         self.assertEqual([row["knee"] for row in told], ["0", "0", "1", "0", "0"])
         self.assertEqual(float(told[4]["ttft_ms.p95"]), 30 + 20.0 * 256)
@@ -73,18 +73,18 @@ class Csv(unittest.TestCase):
         for row in document["rows"]:
             length = row.pop("concurrency")
             row |= {"swept": {"output_tokens": str(length), "link_bytes_per_s": 5e9}, "output_tokens": {"mean": 7.5}}
-        material = Material("t", grids=[grid_of(document, name="s", path="s")])
-        told = rows(material)[1]
+        report = ReportInput("t", grids=[grid_of(document, name="s", path="s")])
+        told = rows(report)[1]
         self.assertEqual((told["output_tokens"], told["output_tokens.mean"]), ("8", "7.5"))
-        labels = parse_page(metric_page(material)).samples["servesim_row_e2e_mean_milliseconds"][1].labels
+        labels = parse_page(metric_page(report)).samples["servesim_row_e2e_mean_milliseconds"][1].labels
         self.assertEqual(labels["output_tokens"], "8")
-        self.assertIn("| 8 | 5 GB/s |", "".join(markdown(material)))
+        self.assertIn("| 8 | 5 GB/s |", "".join(markdown(report)))
 
 
 class OpenMetrics(unittest.TestCase):
     def test_it_says_what_the_metric_page_says_in_its_own_grammar(self) -> None:
-        for material in (*materials().values(), Material(HOSTILE, [named(hostile(), HOSTILE)])):
-            text, plain = openmetrics_page(material), parse_page(metric_page(material))
+        for report in (*materials().values(), ReportInput(HOSTILE, [named(hostile(), HOSTILE)])):
+            text, plain = openmetrics_page(report), parse_page(metric_page(report))
             page = parse_page(text)
             self.assertEqual((page.samples, page.malformed_lines), (plain.samples, 0))
             self.assertTrue(text.endswith("# EOF\n"))
@@ -105,7 +105,7 @@ class OpenMetrics(unittest.TestCase):
 
 class VllmBench(unittest.TestCase):
     def result(self, run: Run, *slos: str) -> dict[str, Any]:
-        return json.loads("".join(vllm_bench(Material("t", [named(run, "run", *slos)]))))  # type: ignore[no-any-return]
+        return json.loads("".join(vllm_bench(ReportInput("t", [named(run, "run", *slos)]))))  # type: ignore[no-any-return]
 
     def test_its_lists_are_the_requests_and_its_figures_the_summarys(self) -> None:
         for run in (burst(), streams(), random_simulated(3)):
@@ -140,7 +140,7 @@ class VllmBench(unittest.TestCase):
         self.assertEqual((told["max_output_tokens_per_s"], told["max_concurrent_requests"]), (2.0, 1))
 
     def test_a_grid_is_a_line_a_row(self) -> None:
-        grid = Material("t", grids=[grid_of(sweep_document(), name="s", path="s")])
+        grid = ReportInput("t", grids=[grid_of(sweep_document(), name="s", path="s")])
         told = [json.loads(line) for line in vllm_bench(grid)]
         self.assertEqual([row["max_concurrency"] for row in told], [1, 8, 32, 128, 256])
         self.assertEqual(told[4]["p95_ttft_ms"], 30 + 20.0 * 256)
@@ -148,8 +148,8 @@ class VllmBench(unittest.TestCase):
 
 class Markdown(unittest.TestCase):
     def test_every_row_of_a_table_has_its_columns(self) -> None:
-        for material in (*materials().values(), Material(HOSTILE, [named(hostile(), HOSTILE)])):
-            text = "".join(markdown(material))
+        for report in (*materials().values(), ReportInput(HOSTILE, [named(hostile(), HOSTILE)])):
+            text = "".join(markdown(report))
             width = 0
             for line in text.splitlines():
                 cells = line.replace("\\|", "").count("|")
@@ -157,7 +157,7 @@ class Markdown(unittest.TestCase):
                 self.assertEqual(cells, width, line)
 
     def test_text_from_outside_stays_text(self) -> None:
-        text = "".join(markdown(Material(HOSTILE, [named(hostile(), HOSTILE)])))
+        text = "".join(markdown(ReportInput(HOSTILE, [named(hostile(), HOSTILE)])))
         text.encode("utf-8")
         for marks in ("<script", "<img", "\x1b", "\u202e"):
             self.assertNotIn(marks, text.replace("\\<", ""))
@@ -173,7 +173,7 @@ class MetricPage(unittest.TestCase):
     def test_it_reads_back_whole_and_its_histograms_count_every_value(self) -> None:
         for run in (burst(), streams(), random_simulated(5)):
             one = named(run, "run", "ttft_p95=1s")
-            page = parse_page(metric_page(Material("t", [one])))
+            page = parse_page(metric_page(ReportInput("t", [one])))
             self.assertEqual(page.malformed_lines, 0)
             for metric, (name, _, bounds) in HISTOGRAMS.items():
                 distribution = getattr(one.summary, f"{metric}_ms")
@@ -188,7 +188,7 @@ class MetricPage(unittest.TestCase):
                 self.assertTrue(math.isclose(total, distribution.mean * distribution.count / 1000, abs_tol=1e-9))
 
     def test_a_hostile_name_is_one_label(self) -> None:
-        page = parse_page(metric_page(Material("t", [named(hostile(), 'a"} 1\nevil 2')])))
+        page = parse_page(metric_page(ReportInput("t", [named(hostile(), 'a"} 1\nevil 2')])))
         self.assertEqual(page.malformed_lines, 0)
         self.assertNotIn("evil", page.samples)
         self.assertEqual(page.samples["servesim_requests_total"][0].labels["run"], 'a"} 1\nevil 2')
@@ -217,7 +217,7 @@ class TraceEvents(unittest.TestCase):
     def test_slices_of_a_thread_nest_and_never_cross(self) -> None:
         for run in (burst(), streams(), *(random_simulated(seed) for seed in range(30))):
             threads: dict[tuple[int, int], list[tuple[int, int]]] = {}
-            for event in events(Material("t", [named(run)])):
+            for event in events(ReportInput("t", [named(run)])):
                 if event["ph"] == "X":
                     self.assertGreaterEqual(event["dur"], 0)
                     slice_ = (event["ts"], event["ts"] + event["dur"])
@@ -249,7 +249,7 @@ class TraceEvents(unittest.TestCase):
                          {"running", "waiting", "KV in use, %", "tokens per step"})  # fmt: skip
 
     def test_every_event_has_what_the_format_asks(self) -> None:
-        for event in events(Material(HOSTILE, [named(hostile(), HOSTILE), named(burst(), "b")])):
+        for event in events(ReportInput(HOSTILE, [named(hostile(), HOSTILE), named(burst(), "b")])):
             self.assertLessEqual({"name", "ph", "pid"}, event.keys())
             if event["ph"] != "M":
                 self.assertIsInstance(event["ts"], int)
@@ -261,9 +261,9 @@ class TraceEvents(unittest.TestCase):
 class Forms(unittest.TestCase):
     def test_every_form_writes_every_material(self) -> None:
         for form, renderer in RENDERERS.items():
-            for name, material in materials().items():
-                with self.subTest(form=form, material=name):
-                    self.assertTrue("".join(renderer.render(material, list(FIGURES))))
+            for name, report in materials().items():
+                with self.subTest(form=form, report=name):
+                    self.assertTrue("".join(renderer.render(report, list(FIGURES))))
 
     def test_json_is_finite_and_has_the_summaries(self) -> None:
         def refuse(word: str) -> float:

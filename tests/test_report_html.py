@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 from servesim import simulate
 from servesim.report.charts import FIGURES, draw
 from servesim.report.html import page
-from servesim.report.input import Material, grid_of
+from servesim.report.input import ReportInput, grid_of
 from servesim.report.renderers import RENDERERS
 from servesim.report.svg import PAGE_STYLE, plain
 from servesim.report.text import fleet_lines
@@ -53,8 +53,8 @@ class Reader(HTMLParser):
         self.text.append(data)
 
 
-def html(material: Material) -> str:
-    return "".join(RENDERERS["html"].render(material, list(FIGURES)))
+def html(report: ReportInput) -> str:
+    return "".join(RENDERERS["html"].render(report, list(FIGURES)))
 
 
 def read(content: str) -> Reader:
@@ -67,9 +67,9 @@ def read(content: str) -> Reader:
 
 class ThePage(unittest.TestCase):
     def test_it_loads_nothing_and_runs_nothing(self) -> None:
-        for name, material in materials().items():
-            with self.subTest(material=name):
-                content = html(material)
+        for name, report in materials().items():
+            with self.subTest(report=name):
+                content = html(report)
                 reader = read(content)
                 self.assertLessEqual(reader.tags, KNOWN)
                 self.assertFalse({"src", "href", "srcset", "action", "style", "data"} & reader.attributes)
@@ -81,14 +81,14 @@ class ThePage(unittest.TestCase):
                 self.assertEqual(len(reader.ids), len(set(reader.ids)))
 
     def test_a_hostile_server_and_trace_stay_text(self) -> None:
-        material = Material(HOSTILE, [named(hostile(), HOSTILE), named(streams(), "b")], notes=[HOSTILE])
+        report = ReportInput(HOSTILE, [named(hostile(), HOSTILE), named(streams(), "b")], notes=[HOSTILE])
         document = sweep_document()
         document["config"][HOSTILE] = HOSTILE
         for row in document["rows"]:
             row["swept"] = {HOSTILE: 1, "concurrency": 1}
             row[HOSTILE] = HOSTILE
-        material.grids.append(grid_of(document, name=HOSTILE, path=HOSTILE))
-        content = html(material)
+        report.grids.append(grid_of(document, name=HOSTILE, path=HOSTILE))
+        content = html(report)
         content.encode("utf-8")
         reader = read(content)
         self.assertLessEqual(reader.tags, KNOWN)
@@ -108,18 +108,18 @@ class ThePage(unittest.TestCase):
         )  # fmt: skip
         lines = fleet_lines(named(run).summary)
         self.assertGreater(len(lines), 6)
-        material = Material("t", [named(run)])
-        said, markdown = "".join(read(html(material)).text), "".join(RENDERERS["markdown"].render(material, []))
+        report = ReportInput("t", [named(run)])
+        said, markdown = "".join(read(html(report)).text), "".join(RENDERERS["markdown"].render(report, []))
         for line in lines:
             self.assertIn(line, said)
             self.assertIn(f"\n    {line}\n", markdown)
-        apart = "".join(read(html(Material("t", [named(divided()), named(burst(), "lone")]))).text)
+        apart = "".join(read(html(ReportInput("t", [named(divided()), named(burst(), "lone")]))).text)
         for stage in ("link wait, run", "transfer, run", "decode queue, run", "More of run"):
             self.assertIn(stage, apart)
         self.assertNotIn("More of lone", apart)
 
     def test_failures_are_told_in_their_own_words(self) -> None:
-        text = " ".join(read(html(Material("t", [named(streams())]))).text)
+        text = " ".join(read(html(ReportInput("t", [named(streams())]))).text)
         self.assertIn("out of memory", text)
         self.assertIn("http_500", text)
 
@@ -149,16 +149,16 @@ class ThePage(unittest.TestCase):
         runs = [random_simulated(seed) for seed in range(12)] + [measured(), measured({"times": []}), streams(9, 1)]
         for number, run in enumerate(runs):
             with self.subTest(run=number):
-                self.assertLessEqual(read(html(Material("t", [named(run)]))).tags, KNOWN)
+                self.assertLessEqual(read(html(ReportInput("t", [named(run)]))).tags, KNOWN)
 
     def test_the_same_run_gives_the_same_bytes(self) -> None:
-        material = Material("t", [named(burst())])
-        self.assertEqual("".join(page(material, draw(material))), html(material))
+        report = ReportInput("t", [named(burst())])
+        self.assertEqual("".join(page(report, draw(report))), html(report))
 
     @in_full
     def test_a_hundred_thousand_requests_stay_under_two_megabytes(self) -> None:
         run = simulate(requests=100_000, rate=3000, prompt_tokens="16", output_tokens="2-5", max_num_seqs=32)
-        content = html(Material("t", [named(run, "t", "ttft_p95=20ms")]))
+        content = html(ReportInput("t", [named(run, "t", "ttft_p95=20ms")]))
         self.assertLess(len(content.encode()), 2_000_000)
         self.assertEqual(set(re.findall(r'<figure id="(\w+)"', content)), {*FIGURES} - {"curve", "scan"})
 

@@ -24,8 +24,8 @@ from servesim.report.figure import (
     nice_step,
     picture,
 )
-from servesim.report.input import Material
-from servesim.report.roofline_picture import device_of, roofline, step_places
+from servesim.report.input import ReportInput
+from servesim.report.roofline import device_of, roofline, step_places
 from servesim.report.series import (
     cloud_points,
     counted,
@@ -78,15 +78,15 @@ class Marks(unittest.TestCase):
     @once
     def test_every_mark_is_inside_its_axes_whatever_the_run(self) -> None:
         for seed in seeds(60):
-            material = Material("t", [named(random_simulated(seed), "a", "ttft_p95=10ms"), named(streams(seed), "b")])
-            for figure in draw(material):
+            report = ReportInput("t", [named(random_simulated(seed), "a", "ttft_p95=10ms"), named(streams(seed), "b")])
+            for figure in draw(report):
                 with self.subTest(seed=seed, figure=figure.name):
                     self.assertEqual(outside(figure), [])
 
     def test_every_figure_is_well_formed_xml(self) -> None:
-        for name, material in materials().items():
-            with self.subTest(material=name):
-                ElementTree.fromstring(picture(draw(material), HOSTILE))
+        for name, report in materials().items():
+            with self.subTest(report=name):
+                ElementTree.fromstring(picture(draw(report), HOSTILE))
 
     def test_the_golden_pictures_are_what_is_drawn(self) -> None:
         """For the eye that reads a diff: what a picture must be is said by the other tests of this file."""
@@ -109,7 +109,7 @@ class Marks(unittest.TestCase):
         self.assertLess(len(escape("<" * 10_000)), 3000)
 
     def test_a_run_of_nothing_draws_nothing(self) -> None:
-        empty = Material("t", [named(measured())])
+        empty = ReportInput("t", [named(measured())])
         self.assertEqual(draw(empty), [])
 
 
@@ -294,7 +294,7 @@ class Pictures(unittest.TestCase):
 
     def test_a_lane_of_a_divided_fleet_has_no_gap(self) -> None:
         run = divided()
-        figure = request_lanes(Material("t", [named(run)]))
+        figure = request_lanes(ReportInput("t", [named(run)]))
         assert figure is not None
         self.assertEqual(PHASES.keys(), set(explain.PHASES))
         told = [key.label for key in figure.keys]
@@ -306,7 +306,7 @@ class Pictures(unittest.TestCase):
 
     def test_labels_of_lanes_do_not_meet(self) -> None:
         for count in range(1, 65):
-            figure = request_lanes(Material("t", [named(streams(3, count)), named(streams(4, count))]))
+            figure = request_lanes(ReportInput("t", [named(streams(3, count)), named(streams(4, count))]))
             assert figure is not None
             for panel in figure.panels:
                 shares = [tick.share for tick in panel.y.ticks]
@@ -321,7 +321,7 @@ class Pictures(unittest.TestCase):
             self.assertGreater(room, 9 + 6 * len("ridge 1,403 FLOP/byte") - 1, share)
 
     def test_a_bin_has_the_unit_that_a_person_would_choose(self) -> None:
-        short = timeline(Material("t", [named(simulate(requests=1, output_tokens="1"))]))
+        short = timeline(ReportInput("t", [named(simulate(requests=1, output_tokens="1"))]))
         assert short is not None
         self.assertIn("preemptions per 0.201 ms", [panel.y.title for panel in short.panels])
 
@@ -344,7 +344,7 @@ class Pictures(unittest.TestCase):
         self.assertAlmostEqual(device.batch_1_intensity, 1.0)
 
     def test_a_run_on_another_device_is_told_as_that(self) -> None:
-        figure = roofline(Material("t", [named(burst(), "one"), named(divided(), "two")]))
+        figure = roofline(ReportInput("t", [named(burst(), "one"), named(divided(), "two")]))
         assert figure is not None
         self.assertIn("two ran llama-3.1-8b on h100-sxm-80gb, whose roof is not drawn.", figure.caption)
         self.assertEqual(outside(figure), [])
@@ -352,7 +352,7 @@ class Pictures(unittest.TestCase):
         assert own is not None
         highest = max(reached for _, reached, _ in step_places(divided(), own))
         self.assertGreater(figure.panels[0].y.high, highest)
-        alike = roofline(Material("t", [named(burst(), "one"), named(burst(True), "two")]))
+        alike = roofline(ReportInput("t", [named(burst(), "one"), named(burst(True), "two")]))
         assert alike is not None
         self.assertNotIn("not drawn", alike.caption)
 
@@ -374,8 +374,8 @@ class Pictures(unittest.TestCase):
 
     def test_every_axis_tells_its_unit_or_what_it_counts(self) -> None:
         counted_words = ("requests", "preemptions", "tokens", "request", "per s")
-        for material in materials().values():
-            for figure in draw(material):
+        for report in materials().values():
+            for figure in draw(report):
                 for panel in figure.panels:
                     for title in (panel.x.title, panel.y.title):
                         self.assertTrue(
@@ -384,9 +384,9 @@ class Pictures(unittest.TestCase):
                         )
 
     def test_every_figure_has_its_name(self) -> None:
-        for material in materials().values():
+        for report in materials().values():
             for name, make in FIGURES.items():
-                figure = make(material)
+                figure = make(report)
                 if figure is not None:
                     self.assertEqual(figure.name, name)
 

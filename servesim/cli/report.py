@@ -16,9 +16,9 @@ from servesim.console import one_line
 from servesim.errors import InputError
 from servesim.inputs import Contents, FileKind, recognise
 from servesim.report.charts import FIGURES
-from servesim.report.input import Material, NamedRun, distinct, grid_of
+from servesim.report.input import ReportInput, ReportRun, distinct, grid_of
 from servesim.report.renderers import RENDERERS, format_of
-from servesim.report.roofline_picture import device_of
+from servesim.report.roofline import device_of
 from servesim.runs.reader import read_saved
 from servesim.summary.slo import Slo, parse_slos
 from servesim.summary.summary import summarize
@@ -87,30 +87,30 @@ def run(call: Call) -> Result:
     if values.get("json") and values.get("format", "json") != "json":
         raise InputError(f"--json is --format json, and --format {values['format']} was given as well")
     name = "json" if values.get("json") else values.get("format") or format_of(values.get("output"))
-    material = read_material(files, parse_slos(values.get("slo", ())), title=values.get("title"))
-    material.hardware, material.model = values.get("hardware"), values.get("model")
-    _check_device(material)
-    for note in material.notes:
+    report = read_report(files, parse_slos(values.get("slo", ())), title=values.get("title"))
+    report.hardware, report.model = values.get("hardware"), values.get("model")
+    _check_device(report)
+    for note in report.notes:
         call.console.note(note)
-    return Result(text=lambda: RENDERERS[name].render(material, values.get("figures") or list(FIGURES)))
+    return Result(text=lambda: RENDERERS[name].render(report, values.get("figures") or list(FIGURES)))
 
 
-def read_material(files: Sequence[str], slos: Sequence[Slo] = (), *, title: str | None = None) -> Material:
+def read_report(files: Sequence[str], slos: Sequence[Slo] = (), *, title: str | None = None) -> ReportInput:
     """Return what is in `files`; raise `InputError` for one that is neither a saved run nor a document.
 
     Objectives are those of `slos`, or those that a run was made with.
     """
-    material = Material(title or "servesim: " + ", ".join(map(os.path.basename, files)))
+    report = ReportInput(title or "servesim: " + ", ".join(map(os.path.basename, files)))
     names = distinct([_stem(path) for path in files])
     for path, name in zip(files, names, strict=True):
         file = recognise(path)
         if file.kind is not FileKind.RUN:
-            material.grids.append(grid_of(_document(file), name=name, path=path))
+            report.grids.append(grid_of(_document(file), name=name, path=path))
             continue
         saved = read_saved(path)
         asked = list(slos) or _own_slos(saved.run.config)
-        material.runs.append(
-            NamedRun(
+        report.runs.append(
+            ReportRun(
                 name=name,
                 path=path,
                 command=saved.command,
@@ -121,8 +121,8 @@ def read_material(files: Sequence[str], slos: Sequence[Slo] = (), *, title: str 
             )
         )
         if not len(saved.run.records):
-            material.notes.append(f"{name}: the run has no request that is over")
-    return material
+            report.notes.append(f"{name}: the run has no request that is over")
+    return report
 
 
 def _stem(path: str) -> str:
@@ -149,18 +149,18 @@ def _document(file: Contents) -> dict[str, Any]:
     return file.value
 
 
-def _check_device(material: Material) -> None:
+def _check_device(report: ReportInput) -> None:
     """Refuse a device that was named and is none."""
-    if material.model is not None and material.hardware is None:
+    if report.model is not None and report.hardware is None:
         raise InputError("--model is of a measured run's roofline, which wants --hardware too")
-    if material.hardware is None:
+    if report.hardware is None:
         return
-    load_hardware(material.hardware)
-    if material.model is not None:
-        load_model(material.model)
-    configs: list[Mapping[str, Any]] = [named.run.config for named in material.runs]
-    configs = configs or [grid.config for grid in material.grids]
-    if all(device_of(config, material.hardware, material.model) is None for config in configs):
+    load_hardware(report.hardware)
+    if report.model is not None:
+        load_model(report.model)
+    configs: list[Mapping[str, Any]] = [named.run.config for named in report.runs]
+    configs = configs or [grid.config for grid in report.grids]
+    if all(device_of(config, report.hardware, report.model) is None for config in configs):
         raise InputError(
-            f"the model of the run is unknown or does not fit {material.hardware}; name a preset or a file with --model"
+            f"the model of the run is unknown or does not fit {report.hardware}; name a preset or a file with --model"
         )

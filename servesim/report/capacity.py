@@ -176,8 +176,8 @@ def _shards(plan: CapacityPlan) -> str:
         return ""
     sizes = (("tensor", parallel.tensor), ("pipeline", parallel.pipeline), ("data", parallel.data))
     used = [(name, size) for name, size in sizes if size > 1]
-    told = ", ".join(name if len(used) == 1 else f"{name} {size}" for name, size in used)
-    return f" x {parallel.devices} ({told} parallel, figures per device)"
+    text = ", ".join(name if len(used) == 1 else f"{name} {size}" for name, size in used)
+    return f" x {parallel.devices} ({text} parallel, figures per device)"
 
 
 def _memory_lines(plan: CapacityPlan) -> list[Line]:

@@ -58,9 +58,9 @@ def model_text(model: Model, repositories: Sequence[str] = ()) -> str:
     if model.experts is not None:
         experts = model.experts
         shared = f" and {experts.shared} for every token" if experts.shared else ""
-        told = f"{experts.top_k} of {experts.count}{shared} in {experts.layers} layers, {experts.intermediate:,} wide"
+        text = f"{experts.top_k} of {experts.count}{shared} in {experts.layers} layers, {experts.intermediate:,} wide"
         facts.insert(1, ("active", f"{model.compute_params:,} ({format_si(model.compute_params)}) for one token"))
-        facts.insert(5, ("experts", told))
+        facts.insert(5, ("experts", text))
     if repositories:
         facts.append(("also as", ", ".join(repositories)))
     facts.append(("source", f"{model.source}{f' ({model.date})' if model.date else ''}"))

@@ -1,10 +1,12 @@
-"""Every figure that a report can have, by name, in the order in which they stand.
+"""Every figure that a report can have, in order, and three of them: latencies as CDFs, TTFT and ITL over time.
 
-How latencies are distributed: the share of requests (of gaps, for ITL) that took at most so long.
+| figure | shows |
+|---|---|
+| CDF of latencies | the share of requests (of gaps, for ITL) that took at most so long |
+| TTFT over time | a point a request at the moment it was sent, the objective as a line, failures as stems |
+| ITL over time | the gaps between tokens, and which of them a prefill or a preemption made long |
 
-TTFT against time: one point a request at the moment it was sent, the objective as a line, failures as stems.
-
-ITL over time: the gaps between tokens, and which of them a prefill or a preemption made long.
+The others are in `timeline`, `curves` and `roofline`.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from itertools import pairwise
 
 from servesim.report.curves import length_scan, throughput_curve
 from servesim.report.figure import Axis, Figure, Key, Panel, axis_of_seconds, axis_of_time, linear
-from servesim.report.input import Material
-from servesim.report.roofline_picture import roofline
+from servesim.report.input import ReportInput
+from servesim.report.roofline import roofline
 from servesim.report.series import cloud_points, preemption_times
 from servesim.report.svg import HEIGHT, WIDTH, Point, dots_path, line_path, stems_path, steps_path
 from servesim.report.timeline import STYLES, common_end_s, request_lanes, run_keys, timeline
@@ -31,9 +33,9 @@ COLUMNS = 400
 EXACT = 400  # values up to which every one is a step of its own
 
 
-def latency_cdfs(material: Material) -> Figure | None:
+def latency_cdfs(report: ReportInput) -> Figure | None:
     """Return a panel for each latency that any run knows, one curve a run; SLO limits stand upright."""
-    runs = material.runs[:STYLES]
+    runs = report.runs[:STYLES]
     panels = []
     for metric, name in METRICS.items():
         samples = [
@@ -96,9 +98,9 @@ WINDOWS = 40
 ENOUGH = 400  # completed requests from which the windows' p95 says more than the points do
 
 
-def ttft_over_time(material: Material) -> Figure | None:
+def ttft_over_time(report: ReportInput) -> Figure | None:
     """Return the figure of all runs in one plot; None where no first token was seen."""
-    runs = material.runs[:STYLES]
+    runs = report.runs[:STYLES]
     clouds = [(number, first_tokens(named.run)) for number, named in enumerate(runs)]
     clouds = [(number, points) for number, points in clouds if points]
     if not clouds:
@@ -153,11 +155,11 @@ def windows_p95(points: Sequence[tuple[float, float]]) -> list[tuple[float, floa
     windows: dict[int, list[float]] = {}
     for at, latency_s in points:
         windows.setdefault(min(WINDOWS - 1, int((at - low) / width)), []).append(latency_s)
-    told = []
+    parts = []
     for number, latencies in sorted(windows.items()):
         latencies.sort()
-        told.append((low + (number + 0.5) * width, latencies[nearest_rank(95, len(latencies)) - 1]))
-    return told
+        parts.append((low + (number + 0.5) * width, latencies[nearest_rank(95, len(latencies)) - 1]))
+    return parts
 
 
 LONG = 1.5  # times the median, from which a measured gap may be called a prefill's
@@ -186,9 +188,9 @@ KEYS = {
 """What stands in the legend for each kind of gap."""
 
 
-def itl_over_time(material: Material) -> Figure | None:
+def itl_over_time(report: ReportInput) -> Figure | None:
     """Return a panel a run, on common axes; None where no request had two tokens."""
-    runs = material.runs[:STYLES]
+    runs = report.runs[:STYLES]
     known = [(named, gaps) for named in runs if any((gaps := gaps_of(named.run)).all())]
     if not known:
         return None
@@ -266,18 +268,18 @@ def _titled(axis: Axis, title: str) -> Axis:
 
 
 def _caption(runs: list[Run]) -> str:
-    told = ["Each point is a gap that ended at that time; points that share a place are drawn once."]
+    parts = ["Each point is a gap that ended at that time; points that share a place are drawn once."]
     if any(run.steps is not None for run in runs):
-        told.append("Simulated: one point a step that decodes, which all its sequences felt.")
+        parts.append("Simulated: one point a step that decodes, which all its sequences felt.")
     if any(run.steps is None for run in runs):
-        told.append(
+        parts.append(
             f"Measured: a gap over {LONG:g} times the median in which another request's first token came is taken for "
             "one with a prefill; dashed uprights are scrapes that counted a preemption."
         )
-    return " ".join(told)
+    return " ".join(parts)
 
 
-FIGURES: dict[str, Callable[[Material], Figure | None]] = {
+FIGURES: dict[str, Callable[[ReportInput], Figure | None]] = {
     "curve": throughput_curve,
     "scan": length_scan,
     "timeline": timeline,
@@ -287,11 +289,11 @@ FIGURES: dict[str, Callable[[Material], Figure | None]] = {
     "requests": request_lanes,
     "roofline": roofline,
 }
-"""Each draws what it can of the material, or None where there is nothing to draw."""
+"""Each draws what it can of the report, or None where there is nothing to draw."""
 
 
-def draw(material: Material, names: Iterable[str] = FIGURES) -> list[Figure]:
-    """Return the figures called `names` that the material allows, in the order of the registry."""
+def draw(report: ReportInput, names: Iterable[str] = FIGURES) -> list[Figure]:
+    """Return the figures called `names` that the report allows, in the order of the registry."""
     wanted = set(names)
-    drawn = (make(material) for name, make in FIGURES.items() if name in wanted)
+    drawn = (make(report) for name, make in FIGURES.items() if name in wanted)
     return [figure for figure in drawn if figure is not None]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from typing import Any
 
-from servesim.report.input import Material, NamedRun
+from servesim.report.input import ReportInput, ReportRun
 from servesim.report.series import Series, kv_use, preemption_times, running, step_tokens, waiting
 from servesim.report.timeline import spans_of
 from servesim.runs.records import Outcome
@@ -27,18 +27,18 @@ _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True, allow_nan=F
 Event = dict[str, Any]
 
 
-def chrome_trace(material: Material) -> Iterator[str]:
+def chrome_trace(report: ReportInput) -> Iterator[str]:
     """Yield the trace in pieces: one JSON object, one event a line."""
-    yield '{"displayTimeUnit":"ms","otherData":' + _encode({"title": material.title}) + ',"traceEvents":[\n'
+    yield '{"displayTimeUnit":"ms","otherData":' + _encode({"title": report.title}) + ',"traceEvents":[\n'
     separator = ""
-    for pid, named in enumerate(material.runs, 1):
+    for pid, named in enumerate(report.runs, 1):
         for event in _events(pid, named):
             yield separator + _encode(event)
             separator = ",\n"
     yield "\n]}\n"
 
 
-def _events(pid: int, named: NamedRun) -> Iterator[Event]:
+def _events(pid: int, named: ReportRun) -> Iterator[Event]:
     yield _name(pid, 0, "process_name", f"{named.name} ({named.run.source})")
     yield from _steps(pid, named)
     yield from _requests(pid, named)
@@ -54,7 +54,7 @@ def _events(pid: int, named: NamedRun) -> Iterator[Event]:
         yield {"name": "preemption", "ph": "i", "s": "p", "pid": pid, "tid": STEPS, "ts": us(at)}
 
 
-def _steps(pid: int, named: NamedRun) -> Iterator[Event]:
+def _steps(pid: int, named: ReportRun) -> Iterator[Event]:
     steps = named.run.steps
     if steps is None or len(steps) > MOST_STEPS:
         return
@@ -74,7 +74,7 @@ def _steps(pid: int, named: NamedRun) -> Iterator[Event]:
         }
 
 
-def _requests(pid: int, named: NamedRun) -> Iterator[Event]:
+def _requests(pid: int, named: ReportRun) -> Iterator[Event]:
     """Yield requests in order of their send, each on the lowest lane that is free by then."""
     run = named.run
     records = run.records

@@ -12,7 +12,7 @@ from io import StringIO
 from typing import Any
 
 from servesim.console import one_line
-from servesim.report.input import Grid, Material, NamedRun, swept_value
+from servesim.report.input import Grid, ReportInput, ReportRun, swept_value
 from servesim.report.series import over_s
 from servesim.runs.records import Outcome
 
@@ -26,9 +26,9 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 CHUNK = 2000  # rows a piece
 
 
-def to_csv(material: Material) -> Iterator[str]:
+def to_csv(report: ReportInput) -> Iterator[str]:
     """Yield the table of all runs' requests; where there is no run, that of the grids' rows."""
-    rows = _request_rows(material) if material.runs else _grid_rows(material)
+    rows = _request_rows(report) if report.runs else _grid_rows(report)
     text, writer = StringIO(), None
     for number, row in enumerate(rows, 1):
         writer = writer or csv.writer(text, lineterminator="\n")
@@ -39,15 +39,15 @@ def to_csv(material: Material) -> Iterator[str]:
     yield text.getvalue()
 
 
-def _request_rows(material: Material) -> Iterator[tuple[Any, ...]]:
+def _request_rows(report: ReportInput) -> Iterator[tuple[Any, ...]]:
     yield REQUEST_COLUMNS
-    for named in material.runs:
+    for named in report.runs:
         for index, outcome in enumerate(named.run.records.outcome):
             if outcome != Outcome.WITHHELD:
                 yield _request_row(named, index)
 
 
-def _request_row(named: NamedRun, index: int) -> tuple[Any, ...]:
+def _request_row(named: ReportRun, index: int) -> tuple[Any, ...]:
     run = named.run
     records = run.records
     outcome, sent_s, planned_s = records.outcome[index], records.sent_s[index], records.planned_s[index]
@@ -87,14 +87,14 @@ def _request_row(named: NamedRun, index: int) -> tuple[Any, ...]:
     )
 
 
-def _grid_rows(material: Material) -> Iterator[tuple[Any, ...]]:
+def _grid_rows(report: ReportInput) -> Iterator[tuple[Any, ...]]:
     flat = [
         [{key: swept_value(row, key) for key in grid.swept} | dict(_flattened(row)) for row in grid.rows]
-        for grid in material.grids
+        for grid in report.grids
     ]
     keys = list(dict.fromkeys(key for rows in flat for row in rows for key in row))
     yield (*GRID_COLUMNS, *keys)
-    for grid, rows in zip(material.grids, flat, strict=True):
+    for grid, rows in zip(report.grids, flat, strict=True):
         for number, row in enumerate(rows):
             yield (grid.name, number, _is_knee(grid, number), *(row.get(key) for key in keys))
 

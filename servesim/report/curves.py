@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from servesim.report.figure import Figure, Key, Panel, axis_of_counts, axis_of_seconds
-from servesim.report.input import Grid, Material, number_at, shown_value, swept_value
+from servesim.report.input import Grid, ReportInput, number_at, shown_value, swept_value
 from servesim.report.series import evenly
 from servesim.report.svg import dots_path, line_path
 from servesim.report.timeline import STYLES
@@ -23,9 +23,9 @@ AXES = {"output_tokens": "output", "prompt_tokens": "prompt"}
 Curve = tuple[str, list[Mapping[str, Any]], int | None]  # name, rows in order of load, which of them is the knee
 
 
-def throughput_curve(material: Material) -> Figure | None:
+def throughput_curve(report: ReportInput) -> Figure | None:
     """Return latency against output tokens/s for every grid over a load; None without one of two rows or more."""
-    grids = [grid for grid in material.grids if grid.load() is not None and grid.scan is None]
+    grids = [grid for grid in report.grids if grid.load() is not None and grid.scan is None]
     curves = [curve for grid in grids for curve in _curves(grid, len(grids) > 1)][:STYLES]
     if not curves:
         return None
@@ -60,9 +60,9 @@ def throughput_curve(material: Material) -> Figure | None:
     )
 
 
-def length_scan(material: Material) -> Figure | None:
+def length_scan(report: ReportInput) -> Figure | None:
     """Return E2E (and TTFT, of prompts) and tokens/s against length; None without a scan."""
-    grids = [grid for grid in material.grids if grid.scan is not None][:STYLES]
+    grids = [grid for grid in report.grids if grid.scan is not None][:STYLES]
     scans = [(grid, [row for row in _rows(grid) if _length(grid, row) is not None]) for grid in grids]
     scans = [(grid, rows) for grid, rows in scans if rows]
     if not scans:
@@ -90,7 +90,7 @@ def _curves(grid: Grid, several: bool) -> list[Curve]:
     """Return the curves of a grid along its load, those with two rows or more."""
     load = grid.load()
     assert load is not None
-    told: list[Curve] = []
+    parts: list[Curve] = []
     for label, numbers in grid.curves(load):
         if len(numbers) < 2:
             continue
@@ -98,8 +98,8 @@ def _curves(grid: Grid, several: bool) -> list[Curve]:
         name = ": ".join(filter(None, (grid.name if several else "", label)))
         knee = numbers.index(grid.knee) if grid.knee in numbers else None
         rows = [grid.rows[number] for number in numbers]
-        told.append((name, [{**row, "load": swept_value(row, load)} for row in rows], knee))
-    return told
+        parts.append((name, [{**row, "load": swept_value(row, load)} for row in rows], knee))
+    return parts
 
 
 def _at(path: tuple[str, str]) -> Any:

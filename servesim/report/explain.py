@@ -1,6 +1,6 @@
-"""Where one request's time went: queue, prefill, decode, preempted, recompute; the parts add up to its E2E exactly.
+"""Where time went: one request's, phase by phase, and that of steps, by the terms of a cost model.
 
-| phase | from | to |
+| phase of a request | from | to |
 |---|---|---|
 | `queue` | sent | start of the step that first admitted it |
 | `prefill` | that | its first token, or a preemption before it |
@@ -8,16 +8,13 @@
 | `preempted` | a preemption | start of the step that admitted it again |
 | `recompute` | that | its next token |
 
-Where prefill and decode are apart, `prefill` ends with the prompt; `link wait`, `transfer` and `decode queue` lie
-between it and the first token, as `servesim.summary.metrics` defines them.
+Disaggregated, `prefill` ends with the prompt; `link wait`, `transfer` and `decode queue` lie between it and the first
+token, as `servesim.summary.metrics` defines them. A measured request's wait and prefill cannot be told apart from
+outside: they are one phase, `queue and prefill`. Times are rounded to whole us from its send, so that the parts add up
+to its E2E to the last digit in every form.
 
-A measured request's wait and prefill cannot be told apart from outside: they are one phase, `queue and prefill`. Times
-are rounded to whole us from its send, so that the parts add up to the last digit in every form.
-
-Where a step's time goes, as text and as a JSON object: the share of each term of a cost model.
-
-Of a plan: one decode step of a lone sequence, one of a full batch, one with a prompt in it. Of a run: all of its steps,
-those that only decode and those with a prompt apart.
+The steps of a plan are a decode step of one sequence, of a full batch, and one with a prompt in it; those of a run are
+all of its steps, with and without a prompt.
 """
 
 from __future__ import annotations
@@ -140,29 +137,31 @@ def explain(run: Run, request: str) -> Explanation:
     )
 
 
-def explain_text(told: Explanation) -> str:
-    """Return the explanation as a block of lines, ending with a newline."""
-    cached = "" if told.cached_tokens is None else f" ({told.cached_tokens:,} cached)"
-    ended = told.outcome + (f" ({told.reason})" if told.reason else "")
-    lines = [f"request {told.id}: {told.prompt_tokens:,} prompt tokens{cached}, {told.output_tokens:,} output, {ended}"]
-    if told.homes:
-        lines.append("  " + ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in told.homes.items()))
-    if told.attempts > 1:
-        lines.append(f"  sent {told.attempts} times: earlier attempts are inside the first phase")
-    whole = told.e2e_us
-    for phase, total in told.phases_us().items():
-        times = sum(span.phase == phase for span in told.spans)
+def explain_text(found: Explanation) -> str:
+    """Return the found as a block of lines, ending with a newline."""
+    cached = "" if found.cached_tokens is None else f" ({found.cached_tokens:,} cached)"
+    ended = found.outcome + (f" ({found.reason})" if found.reason else "")
+    lines = [
+        f"request {found.id}: {found.prompt_tokens:,} prompt tokens{cached}, {found.output_tokens:,} output, {ended}"
+    ]
+    if found.homes:
+        lines.append("  " + ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in found.homes.items()))
+    if found.attempts > 1:
+        lines.append(f"  sent {found.attempts} times: earlier attempts are inside the first phase")
+    whole = found.e2e_us
+    for phase, total in found.phases_us().items():
+        times = sum(span.phase == phase for span in found.spans)
         share = f"{100 * total / whole:5.1f}%" if whole else "     -"
         lines.append(f"  {phase:<17} {_ms(total):>16} {share}" + (f"   {times} times" if times > 1 else ""))
-    lines.append(f"  {'e2e' if told.outcome == 'completed' else 'in all':<17} {_ms(whole):>16}")
-    if told.longest_gap_us is not None:
-        lines.append(f"  longest gap       {_ms(told.longest_gap_us):>16}   after token {told.longest_gap_after:,}")
-    if told.sent_s is not None and len(told.spans) > 1:
-        lines.append(f"timeline, from its send at {told.sent_s:.6f} s")
-        lines += [f"  {_ms(span.start_us):>16}  {span.phase}" for span in told.spans[:SHOWN_SPANS]]
-        if len(told.spans) > SHOWN_SPANS:
-            lines.append(f"  ... {len(told.spans) - SHOWN_SPANS:,} more changes")
-        lines.append(f"  {_ms(whole):>16}  {'last token' if told.outcome == 'completed' else told.outcome}")
+    lines.append(f"  {'e2e' if found.outcome == 'completed' else 'in all':<17} {_ms(whole):>16}")
+    if found.longest_gap_us is not None:
+        lines.append(f"  longest gap       {_ms(found.longest_gap_us):>16}   after token {found.longest_gap_after:,}")
+    if found.sent_s is not None and len(found.spans) > 1:
+        lines.append(f"timeline, from its send at {found.sent_s:.6f} s")
+        lines += [f"  {_ms(span.start_us):>16}  {span.phase}" for span in found.spans[:SHOWN_SPANS]]
+        if len(found.spans) > SHOWN_SPANS:
+            lines.append(f"  ... {len(found.spans) - SHOWN_SPANS:,} more changes")
+        lines.append(f"  {_ms(whole):>16}  {'last token' if found.outcome == 'completed' else found.outcome}")
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -308,8 +307,8 @@ def cost_text(shares: Iterable[CostShare]) -> str:
         lines = [f"cost of {head}"]
         for name, seconds in sorted(share.seconds.items(), key=lambda term: -term[1]):
             if seconds >= 0.001 * total:
-                told = f"{format_number(seconds / share.steps * 1e3, 3):>11} ms"
-                lines.append(f"  {name:<11}{seconds / total:>7.1%}{told}   {TERMS.get(name, '')}".rstrip())
+                text = f"{format_number(seconds / share.steps * 1e3, 3):>11} ms"
+                lines.append(f"  {name:<11}{seconds / total:>7.1%}{text}   {TERMS.get(name, '')}".rstrip())
         blocks.append("\n".join(lines) + "\n")
     return "\n".join(blocks)
 

@@ -3,10 +3,8 @@
 In a page every panel is an SVG as wide as its place, with labels in the page's own letters. As a picture of its own the
 panels stand at fixed places. Both show the same marks. What the marks mean is the business of the modules that draw.
 
-Axes: from the values of a picture to places on it, with ticks at round numbers and a unit that fits.
-
-A scale turns a value into a share of the axis, 0 at its beginning and 1 at its end, and never leaves it: what lies
-outside is drawn at the edge. Knows no SVG.
+An axis turns a value into a share of its length, 0 at its beginning and 1 at its end, and never leaves it: what lies
+outside is drawn at the edge. Its ticks are at round numbers, in a unit that fits.
 """
 
 from __future__ import annotations

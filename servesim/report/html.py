@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from servesim import __version__
 from servesim.report.figure import Figure
-from servesim.report.input import Grid, Material, NamedRun
+from servesim.report.input import Grid, ReportInput, ReportRun
 from servesim.report.loadgen import failures_of
 from servesim.report.svg import PAGE_STYLE, element, escape
 from servesim.report.tables import Table, engine_table, grid_table, key_figures, latency_table, outcome_table
@@ -22,21 +22,21 @@ from servesim.summary.summary import Summary
 FAILURES = 20  # kinds of failure that are listed, the most frequent
 
 
-def page(material: Material, figures: Sequence[Figure]) -> Iterator[str]:
+def page(report: ReportInput, figures: Sequence[Figure]) -> Iterator[str]:
     """Yield the page in pieces, in order."""
     yield "<!doctype html>\n"
     yield '<html lang="en">\n<head>\n<meta charset="utf-8">\n'
     yield '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
     yield "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
     yield '<meta name="generator" content="servesim">\n'
-    yield f"<title>{escape(material.title)}</title>\n<style>{PAGE_STYLE}</style>\n</head>\n<body>\n"
-    yield element("h1", escape(material.title)) + "\n"
-    yield element("p", escape(_subtitle(material))) + "\n"
-    yield from (_said(note) for note in material.notes)
-    yield from _summaries(material)
+    yield f"<title>{escape(report.title)}</title>\n<style>{PAGE_STYLE}</style>\n</head>\n<body>\n"
+    yield element("h1", escape(report.title)) + "\n"
+    yield element("p", escape(_subtitle(report))) + "\n"
+    yield from (_said(note) for note in report.notes)
+    yield from _summaries(report)
     for figure in figures:
         yield figure.html() + "\n"
-    yield from _configurations(material)
+    yield from _configurations(report)
     yield element("footer", f"servesim {escape(__version__)}. Percentiles are nearest rank; unknown is -.") + "\n"
     yield "</body>\n</html>\n"
 
@@ -62,18 +62,18 @@ def _cell(name: str, content: str, place: int, table: Table) -> str:
     return element(name, escape(content) or " ", class_=wide, scope="col" if name == "th" else None)
 
 
-def _subtitle(material: Material) -> str:
-    told = []
-    for named in material.runs:
-        told.append(f"{named.name}: {_whose(named)}" if len(material.runs) > 1 else _whose(named))
-    told += [f"{grid.name}: {grid.command}, {len(grid.rows):,} rows" for grid in material.grids]
-    return "; ".join(told)
+def _subtitle(report: ReportInput) -> str:
+    parts = []
+    for named in report.runs:
+        parts.append(f"{named.name}: {_whose(named)}" if len(report.runs) > 1 else _whose(named))
+    parts += [f"{grid.name}: {grid.command}, {len(grid.rows):,} rows" for grid in report.grids]
+    return "; ".join(parts)
 
 
-def _whose(named: NamedRun) -> str:
+def _whose(named: ReportRun) -> str:
     config = named.run.config
-    told = [named.run.source, *(str(config[key]) for key in ("model", "hardware", "url") if config.get(key))]
-    return ", ".join(told)
+    parts = [named.run.source, *(str(config[key]) for key in ("model", "hardware", "url") if config.get(key))]
+    return ", ".join(parts)
 
 
 def _said(text: str, label: str = "", *, bad: bool = False) -> str:
@@ -81,8 +81,8 @@ def _said(text: str, label: str = "", *, bad: bool = False) -> str:
     return element("p", strong + escape(text), class_="said bad" if bad else "said") + "\n"
 
 
-def _summaries(material: Material) -> Iterator[str]:
-    runs = material.runs
+def _summaries(report: ReportInput) -> Iterator[str]:
+    runs = report.runs
     if len(runs) == 1:
         cells = "".join(_key_figure(*each) for each in key_figures(runs[0].summary))
         yield element("dl", cells, class_="figures") + "\n"
@@ -98,23 +98,23 @@ def _summaries(material: Material) -> Iterator[str]:
             title = f"More of {named.name}" if len(runs) > 1 else "More of the run"
             yield element("h3", escape(title)) + element("pre", "\n".join(map(escape, lines))) + "\n"
         yield from _failures(named, several=len(runs) > 1)
-    for grid in material.grids:
+    for grid in report.grids:
         yield table_html(grid_table(grid))
 
 
 def _key_figure(label: str, value: str, beside: str) -> str:
-    told = element("dd", escape(value) + element("small", escape(beside)))
-    return element("div", element("dt", escape(label)) + told)
+    text = element("dd", escape(value) + element("small", escape(beside)))
+    return element("div", element("dt", escape(label)) + text)
 
 
-def _verdicts(named: NamedRun, *, several: bool) -> Iterator[str]:
+def _verdicts(named: ReportRun, *, several: bool) -> Iterator[str]:
     """Yield the objectives with how they were kept, warnings, broken laws."""
     summary: Summary = named.summary
     who = f"{named.name}: " if several else ""
     for result in summary.slo or ():
         verdict = {True: "met", False: "missed", None: ""}[result.met]
-        told = element("span", escape(f"{who}{slo_text(result)}"), class_=verdict or None)
-        yield element("p", element("b", "objective") + told, class_="said" if result.met else "said bad") + "\n"
+        words = element("span", escape(f"{who}{slo_text(result)}"), class_=verdict or None)
+        yield element("p", element("b", "objective") + words, class_="said" if result.met else "said bad") + "\n"
     if summary.partial:
         yield _said(f"{who}the run ended early", "partial", bad=True)
     for text in summary.warnings:
@@ -123,7 +123,7 @@ def _verdicts(named: NamedRun, *, several: bool) -> Iterator[str]:
         yield _said(f"{who}{text}", "law broken", bad=True)
 
 
-def _failures(named: NamedRun, *, several: bool) -> Iterator[str]:
+def _failures(named: ReportRun, *, several: bool) -> Iterator[str]:
     failures = failures_of(named.run)
     if not failures:
         return
@@ -136,11 +136,11 @@ def _failures(named: NamedRun, *, several: bool) -> Iterator[str]:
     )
 
 
-def _configurations(material: Material) -> Iterable[str]:
-    owners: list[NamedRun | Grid] = [*material.runs, *material.grids]
+def _configurations(report: ReportInput) -> Iterable[str]:
+    owners: list[ReportRun | Grid] = [*report.runs, *report.grids]
     for owner in owners:
-        config = owner.run.config if isinstance(owner, NamedRun) else owner.config
-        told = json.dumps(finite(dict(config)), indent=1, ensure_ascii=True)
-        lines = "\n".join(escape(line) for line in told.splitlines())
+        config = owner.run.config if isinstance(owner, ReportRun) else owner.config
+        text = json.dumps(finite(dict(config)), indent=1, ensure_ascii=True)
+        lines = "\n".join(escape(line) for line in text.splitlines())
         summary = f"Configuration of {owner.name} ({owner.command}, servesim {owner.version})"
         yield element("details", element("summary", escape(summary)) + element("pre", lines)) + "\n"

@@ -22,8 +22,8 @@ LINK = "link_bytes_per_s"  # the swept bandwidth between prefill and decode; Non
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamedRun:
-    """One saved run; `name` is what the report calls it, alike for no two."""
+class ReportRun:
+    """One saved run of a report; `name` is what the report calls it, alike for no two."""
 
     name: str
     path: str
@@ -63,11 +63,11 @@ class Grid:
 
 
 @dataclass(slots=True)
-class Material:
+class ReportInput:
     """Everything that one report shows. `notes`: sentences for the person who reads it."""
 
     title: str
-    runs: list[NamedRun] = field(default_factory=list)
+    runs: list[ReportRun] = field(default_factory=list)
     grids: list[Grid] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     hardware: str | None = None  # of measured runs, which do not know theirs
@@ -154,8 +154,8 @@ def distinct(names: Sequence[str]) -> list[str]:
     ['a (1)', 'b', 'a (2)']
     """
     seen: dict[str, int] = {}
-    told = []
+    parts = []
     for name in names:
         seen[name] = seen.get(name, 0) + 1
-        told.append(f"{name} ({seen[name]})" if names.count(name) > 1 else name)
-    return told
+        parts.append(f"{name} ({seen[name]})" if names.count(name) > 1 else name)
+    return parts

@@ -30,11 +30,11 @@ TOLD_TIMINGS = ("latency_s", "prompt_ms", "predicted_per_token_ms", "tokens_per_
 
 def accuracy_text(accuracy: PromptAccuracy) -> str:
     """Return how close the prompts came to the asked length."""
-    told = (
+    text = (
         f"{percent(accuracy.within_tolerance)} within max(2 tokens, 1%) of the asked length, "
         f"error mean {accuracy.mean_error_tokens:.1f}, max {accuracy.max_error_tokens:,} tokens"
     )
-    return _line("prompts", told)
+    return _line("prompts", text)
 
 
 def client_text(client: Mapping[str, Any]) -> str:
@@ -44,13 +44,13 @@ def client_text(client: Mapping[str, Any]) -> str:
     lag = lag.get("p99") if isinstance(lag, Mapping) else lag
     late = "" if delay is None else f"stamps late by {_ms(delay)} (p99)   "
     lines = _line("client", f"{client.get('verdict') or '-'}   {late}loop lag {_ms(lag)}   CPU {percent(share)}")
-    told = [f"coalesced {percent(client.get('coalesced_fraction'))}"]
+    parts = [f"coalesced {percent(client.get('coalesced_fraction'))}"]
     concurrency = client.get("concurrency")
     if isinstance(concurrency, Mapping):
         asked = concurrency.get("asked")
         in_flight = f"in flight mean {_plain(concurrency.get('mean'))}, max {_plain(concurrency.get('max'), 0)}"
-        told.insert(0, in_flight + ("" if asked is None else f" of {asked:,} asked"))
-    lines += _line("", "   ".join(told))
+        parts.insert(0, in_flight + ("" if asked is None else f" of {asked:,} asked"))
+    lines += _line("", "   ".join(parts))
     rate = client.get("rate")
     if isinstance(rate, Mapping) and rate.get("asked") is not None:
         lines += _line("", f"sent {_plain(rate.get('achieved'), 2)} req/s of {_plain(rate['asked'], 2)} planned")
@@ -78,8 +78,8 @@ def server_text(server: Mapping[str, Any], summary: Summary) -> str:
         ("prompt tokens", _plain(server.get("prompt_tokens"), 0)),
         ("output tokens", _plain(server.get("output_tokens"), 0)),
     ]
-    if told := "   ".join(f"{label} {value}" for label, value in known if value != "-"):
-        lines += _line("", told)
+    if text := "   ".join(f"{label} {value}" for label, value in known if value != "-"):
+        lines += _line("", text)
     rows = [row for key in COMPARED if (row := _compared(key, server, summary)) is not None]
     if rows:
         lines += _line(
@@ -111,12 +111,12 @@ def spread_text(repeats: Sequence[Summary]) -> str:
 def target_text(run: Run) -> str:
     """Return what was measured: the address, the API, the model, and what the server told of itself."""
     config, setup = run.config, run.setup
-    told = [
+    parts = [
         str(config.get("url")),
         str(config.get("api")),
         *([f"model {config['model']}"] if config.get("model") else []),
     ]
-    lines = _line("target", "   ".join(told))
+    lines = _line("target", "   ".join(parts))
     facts = [" ".join(str(setup[key]) for key in ("dialect", "version") if setup.get(key))]
     if setup.get("slots"):
         facts.append(
@@ -141,8 +141,8 @@ def load_text(run: Run, summary: Summary) -> str:
     if run.server is not None:
         parts.append(server_text(run.server, summary))
     timings = timings_of(run)
-    if told := "   ".join(f"{name} {timings[name]:,.2f}" for name in TOLD_TIMINGS if name in timings):
-        parts.append(_line("", f"its own mean per request: {told}"))
+    if text := "   ".join(f"{name} {timings[name]:,.2f}" for name in TOLD_TIMINGS if name in timings):
+        parts.append(_line("", f"its own mean per request: {text}"))
     return "".join(parts)
 
 
@@ -228,8 +228,8 @@ class FoundLoad:
         """Return a line for each probe, and the result."""
         lines = f"{self.key:>12}  {'slo':<10}what was measured\n"
         for load, answer, summary in self.probes:
-            told = [f"{_plain(summary.throughput.output_tokens_per_s)} tok/s", *map(slo_text, summary.slo or ())]
-            lines += f"{load:>12g}  {answer:<10}{'   '.join(told)}\n"
+            parts = [f"{_plain(summary.throughput.output_tokens_per_s)} tok/s", *map(slo_text, summary.slo or ())]
+            lines += f"{load:>12g}  {answer:<10}{'   '.join(parts)}\n"
         if self.load is None and self.limit == "client":
             early = f"nothing: at {self.key} {self.next_load:g} the client is saturated already, and measures itself"
             return lines + _line("found", early)
@@ -274,8 +274,8 @@ def _spread(values: Sequence[float | None]) -> float | None:
     return (max(known) - min(known)) * len(known) / sum(known) if known and sum(known) else None
 
 
-def _line(label: str, told: str) -> str:
-    return f"{label:<{LABEL}}{one_line(told)}".rstrip() + "\n"  # a server may have called itself anything
+def _line(label: str, text: str) -> str:
+    return f"{label:<{LABEL}}{one_line(text)}".rstrip() + "\n"  # a server may have called itself anything
 
 
 def _compared(key: str, server: Mapping[str, Any], summary: Summary) -> str | None:

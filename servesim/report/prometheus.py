@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from servesim.report.charts import sample_of
-from servesim.report.input import Material, NamedRun, number_at, swept_value
+from servesim.report.input import ReportInput, ReportRun, number_at, swept_value
 from servesim.stats import Sample
 from servesim.wire.prometheus import Family, format_openmetrics, format_page, histogram, single
 
@@ -52,22 +52,22 @@ HISTOGRAMS: dict[str, tuple[str, str, tuple[float, ...]]] = {
 Labels = Mapping[str, str]
 
 
-def metric_page(material: Material) -> str:
+def metric_page(report: ReportInput) -> str:
     """Return the page of all runs; of a grid, its rows' main figures with the swept values as labels."""
-    return format_page(_families(material))
+    return format_page(_families(report))
 
 
-def openmetrics_page(material: Material) -> str:
+def openmetrics_page(report: ReportInput) -> str:
     """Return the same page as OpenMetrics."""
-    return format_openmetrics(_families(material))
+    return format_openmetrics(_families(report))
 
 
-def _families(material: Material) -> list[Family]:
-    runs = [(named, _labels(named)) for named in material.runs]
-    return [*_run_families(runs), *_grid_families(material)]
+def _families(report: ReportInput) -> list[Family]:
+    runs = [(named, _labels(named)) for named in report.runs]
+    return [*_run_families(runs), *_grid_families(report)]
 
 
-def _labels(named: NamedRun) -> dict[str, str]:
+def _labels(named: ReportRun) -> dict[str, str]:
     return {
         "run": named.name,
         "source": named.run.source,
@@ -75,7 +75,7 @@ def _labels(named: NamedRun) -> dict[str, str]:
     }
 
 
-def _run_families(runs: Sequence[tuple[NamedRun, Labels]]) -> list[Family]:
+def _run_families(runs: Sequence[tuple[ReportRun, Labels]]) -> list[Family]:
     if not runs:
         return []
     outcomes = ("completed", "failed", "rejected", "unfinished")
@@ -129,13 +129,13 @@ def _run_families(runs: Sequence[tuple[NamedRun, Labels]]) -> list[Family]:
     return [family for family in families if family.samples]
 
 
-def _figure(runs: Sequence[tuple[NamedRun, Labels]], name: str, kind: str, about: str, *path: str) -> Family:
+def _figure(runs: Sequence[tuple[ReportRun, Labels]], name: str, kind: str, about: str, *path: str) -> Family:
     """Return a figure of the summary, of the runs that know it."""
     known = [(labels, number_at(named.summary.as_dict(), *path)) for named, labels in runs]
     return single(name, kind, about, [(labels, value) for labels, value in known if value is not None])
 
 
-def _histogram(runs: Sequence[tuple[NamedRun, Labels]], metric: str) -> Family:
+def _histogram(runs: Sequence[tuple[ReportRun, Labels]], metric: str) -> Family:
     name, about, bounds = HISTOGRAMS[metric]
     families = [
         histogram(name, about, labels, bounds=bounds, counts=counts_between(sample, bounds), total=sample.total())
@@ -152,7 +152,7 @@ def counts_between(sample: Sample, bounds: Sequence[float]) -> list[int]:
     return [there - here for here, there in zip(below, below[1:], strict=False)]
 
 
-def _grid_families(material: Material) -> list[Family]:
+def _grid_families(report: ReportInput) -> list[Family]:
     figures = {
         "servesim_row_output_tokens_per_second": ("throughput", "output_tokens_per_s"),
         "servesim_row_ttft_p95_milliseconds": ("ttft_ms", "p95"),
@@ -163,7 +163,7 @@ def _grid_families(material: Material) -> list[Family]:
     for name, path in figures.items():
         values = [
             ({"grid": grid.name, "row": str(number), **_swept(grid.swept, row)}, value)
-            for grid in material.grids
+            for grid in report.grids
             for number, row in enumerate(grid.rows)
             if (value := number_at(row, *path)) is not None
         ]

@@ -12,7 +12,7 @@ from servesim.report.csv import to_csv
 from servesim.report.documents import document, to_json
 from servesim.report.figure import picture
 from servesim.report.html import page
-from servesim.report.input import Material
+from servesim.report.input import ReportInput
 from servesim.report.prometheus import metric_page, openmetrics_page
 from servesim.report.tables import markdown
 from servesim.report.vllm_bench import vllm_bench
@@ -20,25 +20,25 @@ from servesim.report.vllm_bench import vllm_bench
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renderer:
-    """One form: `render` yields its text in pieces, given the material and the names of the figures it may show."""
+    """One form: `render` yields its text in pieces, given the report and the names of the figures it may show."""
 
-    render: Callable[[Material, Sequence[str]], Iterable[str]]
+    render: Callable[[ReportInput, Sequence[str]], Iterable[str]]
     suffixes: tuple[str, ...]  # of files that are written in it without being asked
     summary: str
 
 
-def _html(material: Material, names: Sequence[str]) -> Iterator[str]:
-    return page(material, draw(material, names))
+def _html(report: ReportInput, names: Sequence[str]) -> Iterator[str]:
+    return page(report, draw(report, names))
 
 
-def _svg(material: Material, names: Sequence[str]) -> Iterator[str]:
-    figures = draw(material, names)
+def _svg(report: ReportInput, names: Sequence[str]) -> Iterator[str]:
+    figures = draw(report, names)
     if not figures:
         raise InputError("nothing to draw: no run took any time, and no grid has a curve")
-    yield picture(figures, material.title)
+    yield picture(figures, report.title)
 
 
-def _json(material: Material, _: Sequence[str]) -> Iterator[str]:
+def _json(report: ReportInput, _: Sequence[str]) -> Iterator[str]:
     runs = [
         {
             "name": named.name,
@@ -48,7 +48,7 @@ def _json(material: Material, _: Sequence[str]) -> Iterator[str]:
             "config": named.run.config,
             **named.summary.as_dict(),
         }
-        for named in material.runs
+        for named in report.runs
     ]
     grids = [
         {
@@ -60,43 +60,43 @@ def _json(material: Material, _: Sequence[str]) -> Iterator[str]:
             "rows": [dict(row) for row in grid.rows],
             "knee": grid.knee,
         }
-        for grid in material.grids
+        for grid in report.grids
     ]
-    config = {"hardware": material.hardware, "model": material.model, "files": [each["path"] for each in runs + grids]}
+    config = {"hardware": report.hardware, "model": report.model, "files": [each["path"] for each in runs + grids]}
     partial = any(each["partial"] for each in runs + grids)
-    yield to_json(document("report", config, {"title": material.title, "runs": runs, "grids": grids}, partial=partial))
+    yield to_json(document("report", config, {"title": report.title, "runs": runs, "grids": grids}, partial=partial))
 
 
 RENDERERS: dict[str, Renderer] = {
     "html": Renderer(render=_html, suffixes=(".html", ".htm"), summary="one self-contained page: summary and pictures"),
     "svg": Renderer(render=_svg, suffixes=(".svg",), summary="the pictures alone, one below the other"),
     "csv": Renderer(
-        render=lambda material, _: to_csv(material),
+        render=lambda report, _: to_csv(report),
         suffixes=(".csv",),
         summary="one row a request, or a row of a sweep, for a spreadsheet",
     ),
     "markdown": Renderer(
-        render=lambda material, _: markdown(material),
+        render=lambda report, _: markdown(report),
         suffixes=(".md", ".markdown"),
         summary="the summary's tables, for a ticket",
     ),
     "prometheus": Renderer(
-        render=lambda material, _: [metric_page(material)],
+        render=lambda report, _: [metric_page(report)],
         suffixes=(".prom",),
         summary="a metric page with vLLM's histogram bounds",
     ),
     "openmetrics": Renderer(
-        render=lambda material, _: [openmetrics_page(material)],
+        render=lambda report, _: [openmetrics_page(report)],
         suffixes=(".openmetrics",),
         summary="the same page as OpenMetrics 1.0",
     ),
     "vllm-bench": Renderer(
-        render=lambda material, _: vllm_bench(material),
+        render=lambda report, _: vllm_bench(report),
         suffixes=(),
         summary="the result of vllm bench serve --save-detailed, one a line, for what reads those",
     ),
     "chrome-trace": Renderer(
-        render=lambda material, _: chrome_trace(material),
+        render=lambda report, _: chrome_trace(report),
         suffixes=(),
         summary="trace events: requests on lanes, steps, counters; opens in Perfetto",
     ),

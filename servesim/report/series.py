@@ -1,9 +1,7 @@
-"""What changed when: a run's queue, cache and pace as values over time, whoever made the run.
+"""What changed when: a run's queue, cache and pace as values over time, in as few points as a picture needs.
 
 A series is (times, values): each value holds from its time until the next one's. A simulated run's come from its step
 log and its records, a measured one's from its server's gauges and its token events. None: the run cannot know.
-
-Fewer points that look the same: what a picture of a million points needs of them.
 
 A line keeps, in each column of the picture, where it came in, its lowest, its highest and where it left (the M4 of
 Jugel et al., "M4: a visualization-oriented time series data aggregation", VLDB 2014): no spike is lost. A cloud of
@@ -193,22 +191,22 @@ def _per_step(run: Run, values: Iterable[int]) -> Series:
     assert run.steps is not None
     logs: list[tuple[list[float], list[float]]] = []
     times: list[float] = []
-    told: list[float] = []
+    parts: list[float] = []
     end_s = math.inf
     for step, value in enumerate(values):
         start_s = run.steps.starts.get(step, end_s if step else 0.0)
         if start_s < end_s:
-            times, told = [], []
-            logs.append((times, told))
+            times, parts = [], []
+            logs.append((times, parts))
         elif start_s > end_s:
             times.append(end_s)
-            told.append(0.0)
+            parts.append(0.0)
         times.append(start_s)
-        told.append(value)
+        parts.append(value)
         end_s = run.steps.end_s[step]
         if step + 1 == len(run.steps) or run.steps.starts.get(step + 1, end_s) < end_s:
             times.append(end_s)
-            told.append(0.0)
+            parts.append(0.0)
     return logs[0] if len(logs) == 1 else _summed(logs)
 
 

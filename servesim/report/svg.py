@@ -1,13 +1,12 @@
-"""SVG from primitives: text that stays text, and the marks of a plot in the plot's own coordinates.
+"""SVG from primitives: text that stays text, the marks of a plot in the plot's own coordinates, and how they look.
 
 A plot's data live in a box of WIDTH x HEIGHT units that is stretched to whatever size the plot has on the page, while
 strokes keep their width: the same picture fits a phone and a desk, and its labels never shrink. Coordinates are whole
 numbers, (0, 0) the top left. A dot is a stroke of no length with a round end, so that stretching does not bend it.
 Nothing here knows what is drawn.
 
-How pages and pictures look, in light and in dark: colours, and what tells marks apart where there is no colour.
-
-Runs differ by dash pattern, phases by thickness and dash, kinds of points by shape and size: a grey print keeps them.
+Colours are those of light and of dark pages. Runs differ by dash pattern, phases by thickness and dash, kinds of points
+by shape and size: a grey print keeps them.
 """
 
 from __future__ import annotations
@@ -126,8 +125,8 @@ def escape(text: object) -> str:
 
 def plain(text: object) -> str:
     """Return `text` on one line, not too long, without characters that are obeyed instead of shown."""
-    told = str(text)
-    return one_line(told if len(told) <= LONGEST_TEXT else f"{told[: LONGEST_TEXT - 1]}…")
+    words = str(text)
+    return one_line(words if len(words) <= LONGEST_TEXT else f"{words[: LONGEST_TEXT - 1]}…")
 
 
 def element(name: str, content: str = "", **attributes: object) -> str:
@@ -135,12 +134,12 @@ def element(name: str, content: str = "", **attributes: object) -> str:
 
     `class_` and `for_` are the words that Python keeps for itself; an attribute of None is left out.
     """
-    told = "".join(
+    text = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape_markup(str(value), quote=True)}"'
         for key, value in attributes.items()
         if value is not None
     )
-    return f"<{name}{told}>{content}</{name}>" if content else f"<{name}{told}/>"
+    return f"<{name}{text}>{content}</{name}>" if content else f"<{name}{text}/>"
 
 
 def text(content: object, x: str, y: str, **attributes: object) -> str:

@@ -1,9 +1,8 @@
-"""The table of a sweep, one row a point, and the line that tells where its knee is.
+"""The table of a sweep, one row a point, with the line of its knee; and the table of a length scan.
 
 The columns are those of one server under more and more load; columns that would be alike in every row (nothing failed,
-no objective was asked) are left out. Where the knee lies is decided elsewhere.
-
-A length scan as text and as a JSON object: the same table whether a simulator or a server was scanned.
+no objective was asked) are left out. Where the knee lies is decided elsewhere. A scan has the same table whether a
+simulator or a server was scanned.
 """
 
 from __future__ import annotations
@@ -40,15 +39,15 @@ COLUMNS: dict[str, Cell] = {
     "preemptions": lambda s: _plain(s.engine.preemptions, 0),
 }
 
-# Beside them where prefill and decode are apart: what that is for, and what it costs.
-APART: dict[str, Cell] = {
+# Beside them where a run is disaggregated: what that is for, and what it costs.
+DISAGGREGATED: dict[str, Cell] = {
     "TTFT p95": lambda s: _of(s.ttft_ms, "p95"),
     "ITL p99": lambda s: _of(s.itl_ms, "p99"),
     "link busy": lambda s: percent(s.link.busy if s.link else None),
 }
 
-# Beside them where what may be off is on: a test whether it is, and its columns.
-FEATURES: tuple[tuple[Callable[[Summary], object], dict[str, Cell]], ...] = (
+# Beside them where something that may be off is on: a test whether it is, and its columns.
+OPTIONAL: tuple[tuple[Callable[[Summary], object], dict[str, Cell]], ...] = (
     (
         lambda s: s.speculation,
         {"accepted length": lambda s: _plain(s.speculation.accepted_length if s.speculation else None, 2)},
@@ -81,7 +80,7 @@ def _tier_hits(summary: Summary) -> float | None:
     return sum(rates) if rates else None
 
 
-LESS_APART = ("TPOT p50", "mean batch")  # of two pools that do different things; and for want of room
+NOT_DISAGGREGATED = ("TPOT p50", "mean batch")  # of engines that do different things; and for want of room
 
 LOST: Cell = lambda s: str(s.requests.offered - s.requests.completed)  # noqa: E731
 GOODPUT: Cell = lambda s: percent(None if s.goodput is None else s.goodput.fraction)  # noqa: E731
@@ -101,8 +100,8 @@ def sweep_text(
     """
     columns = dict(COLUMNS)
     if any(summary.link for summary in summaries):
-        columns = {name: cell for name, cell in columns.items() if name not in LESS_APART} | APART
-    for is_on, own in FEATURES:
+        columns = {name: cell for name, cell in columns.items() if name not in NOT_DISAGGREGATED} | DISAGGREGATED
+    for is_on, own in OPTIONAL:
         if any(is_on(summary) for summary in summaries):
             columns |= own
     if any(summary.requests.offered != summary.requests.completed for summary in summaries):
@@ -128,27 +127,27 @@ def sweep_text(
 
 def knee_text(points: Sequence[Mapping[str, Any]], summaries: Sequence[Summary], knee: int) -> str:
     """Return the line that names the row of the knee, and what the next row of the same curve costs."""
-    told = f"knee: {_point(points[knee])}, the most throughput per latency"
+    text = f"knee: {_point(points[knee])}, the most throughput per latency"
     if knee == len(points) - 1:
-        return f"{told}; the last row: the real one may lie beyond"
+        return f"{text}; the last row: the real one may lie beyond"
     if sum(points[knee].get(key) != value for key, value in points[knee + 1].items()) != 1:
-        return told
+        return text
     here, there = summaries[knee], summaries[knee + 1]
     more = _times(there.throughput.output_tokens_per_s, here.throughput.output_tokens_per_s)
     slower = _times(figure_at(there.e2e_ms, "mean"), figure_at(here.e2e_ms, "mean"))
-    return f"{told}; next row: {more} output tok/s, {slower} mean E2E"
+    return f"{text}; next row: {more} output tok/s, {slower} mean E2E"
 
 
 def crossing_text(point: Mapping[str, Any], found: Mapping[str, Any], *, several: bool) -> str:
-    """Return the line that tells from which bandwidth on prefill and decode apart are as good as colocated engines."""
-    told = f"{_point(point)}: crossing" if several and point else "crossing"
+    """Return the line that tells from which bandwidth on disaggregated engines are as good as colocated engines."""
+    text = f"{_point(point)}: crossing" if several and point else "crossing"
     reached, worse = found["bytes_per_s"], found["worse_bytes_per_s"]
     together = f"{found['engines']} colocated engines (TTFT p95 {_plain(found['colocated_ttft_p95_ms'])} ms)"
     if reached is None:
-        return f"{told}: none up to {bandwidth(worse)}, {together} win throughout"
+        return f"{text}: none up to {bandwidth(worse)}, {together} win throughout"
     if worse is None:
-        return f"{told}: none down to {bandwidth(reached)}, {together} win nowhere"
-    return f"{told}: {bandwidth(reached)}, below it {together} win"
+        return f"{text}: none down to {bandwidth(reached)}, {together} win nowhere"
+    return f"{text}: {bandwidth(reached)}, below it {together} win"
 
 
 def pays_text(size: str | None, share: float) -> str:

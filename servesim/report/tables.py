@@ -1,8 +1,6 @@
-"""The tables of a report, one for every form that shows tables: a page, Markdown.
+"""The tables of a report, for every form that shows tables, and the report as Markdown.
 
-Cells are text, unknown is `-`. How a table looks is not known here.
-
-The tables of a report as Markdown, for a ticket or a chat: text from elsewhere stays text there too.
+Cells are text, unknown is `-`. Text from elsewhere stays text in Markdown.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from servesim.report.input import Grid, Material, NamedRun, number_at, shown_name, shown_swept
+from servesim.report.input import Grid, ReportInput, ReportRun, number_at, shown_name, shown_swept
 from servesim.report.loadgen import failures_of
 from servesim.report.svg import plain
 from servesim.report.text import fleet_lines, slo_text, stages
@@ -38,7 +36,7 @@ def key_figures(summary: Summary) -> list[tuple[str, str, str]]:
     """Return (label, figure, what stands beside it) of what a person looks at first."""
     requests, throughput, engine = summary.requests, summary.throughput, summary.engine
     lost = requests.failed + requests.rejected + requests.unfinished
-    told = [
+    parts = [
         ("completed", f"{requests.completed:,}", f"of {requests.offered:,}" + (f", {lost:,} lost" if lost else "")),
         ("duration", format_duration(summary.duration_s), f"{format_number(throughput.requests_per_s, 2)} requests/s"),
         (
@@ -51,17 +49,17 @@ def key_figures(summary: Summary) -> list[tuple[str, str, str]]:
         ("E2E p50", _ms(summary.e2e_ms, "p50"), f"p95 {_ms(summary.e2e_ms, 'p95')}"),
     ]
     if engine.kv_peak is not None:
-        told.append(("KV cache peak", percent(engine.kv_peak), f"mean {percent(engine.kv_mean)}"))
+        parts.append(("KV cache peak", percent(engine.kv_peak), f"mean {percent(engine.kv_mean)}"))
     if engine.preemptions is not None:
-        told.append(("preemptions", f"{engine.preemptions:,}", f"mean batch {format_number(engine.mean_batch)}"))
+        parts.append(("preemptions", f"{engine.preemptions:,}", f"mean batch {format_number(engine.mean_batch)}"))
     if summary.goodput is not None:
-        told.append(
+        parts.append(
             ("goodput", percent(summary.goodput.fraction), f"{format_number(summary.goodput.requests_per_s, 2)} req/s")
         )
-    return told
+    return parts
 
 
-def outcome_table(runs: Sequence[NamedRun]) -> Table:
+def outcome_table(runs: Sequence[ReportRun]) -> Table:
     """Return what was offered and what became of it, one run a row."""
     columns = ("run", "offered", "completed", "failed", "rejected", "unfinished", "output tok/s", "req/s", "duration")
     rows = []
@@ -80,12 +78,12 @@ def outcome_table(runs: Sequence[NamedRun]) -> Table:
     return Table(title="Requests", columns=columns, rows=rows, wide=(5, 8))
 
 
-def latency_table(runs: Sequence[NamedRun]) -> Table:
+def latency_table(runs: Sequence[ReportRun]) -> Table:
     """Return the latencies in ms; of several runs, one row each below its metric."""
     rows = []
-    told = [_latencies(named.summary) for named in runs]
-    for metric in dict.fromkeys(metric for latencies in told for metric in latencies):
-        for named, latencies in zip(runs, told, strict=True):
+    parts = [_latencies(named.summary) for named in runs]
+    for metric in dict.fromkeys(metric for latencies in parts for metric in latencies):
+        for named, latencies in zip(runs, parts, strict=True):
             distribution = latencies.get(metric)
             if _is_noise(metric, named.summary, distribution):
                 continue
@@ -99,7 +97,7 @@ def _latencies(summary: Summary) -> dict[str, Distribution | None]:
     return {metric: getattr(summary, f"{metric}_ms") for metric in LATENCIES} | stages(summary)
 
 
-def engine_table(runs: Sequence[NamedRun]) -> Table | None:
+def engine_table(runs: Sequence[ReportRun]) -> Table | None:
     """Return what the engines say of themselves; None where none says anything."""
     if not any(named.summary.engine.is_known for named in runs):
         return None
@@ -163,28 +161,28 @@ def _ms(distribution: Distribution | None, name: str) -> str:
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()<>#+!|~$&@:])")
 
 
-def markdown(material: Material) -> Iterator[str]:
+def markdown(report: ReportInput) -> Iterator[str]:
     """Yield the report in pieces, in order."""
-    yield f"# {escape_markdown(material.title)}\n"
-    yield from (f"\n> {escape_markdown(note)}\n" for note in material.notes)
-    runs = material.runs
+    yield f"# {escape_markdown(report.title)}\n"
+    yield from (f"\n> {escape_markdown(note)}\n" for note in report.notes)
+    runs = report.runs
     if runs:
         tables = [outcome_table(runs), latency_table(runs), engine_table(runs)]
         yield from (_table(table) for table in tables if table is not None)
     for named in runs:
         who = f"{named.name}: " if len(runs) > 1 else ""
-        told = [f"objective {slo_text(result)}" for result in named.summary.slo or ()]
-        told += [f"warning: {text}" for text in named.summary.warnings]
-        told += [f"law broken: {text}" for text in named.summary.violations]
-        told += [
+        parts = [f"objective {slo_text(result)}" for result in named.summary.slo or ()]
+        parts += [f"warning: {text}" for text in named.summary.warnings]
+        parts += [f"law broken: {text}" for text in named.summary.violations]
+        parts += [
             f"{count:,} {kind}" + (f": {message}" if message else "")
             for (kind, message), count in failures_of(named.run)[:10]
         ]
         if lines := fleet_lines(named.summary):
             yield f"\n**{escape_markdown(who)}More of the run**\n\n" + "".join(f"    {plain(line)}\n" for line in lines)
-        if told:
-            yield "\n" + "".join(f"- {escape_markdown(who + line)}\n" for line in told)
-    yield from (_table(grid_table(grid)) for grid in material.grids)
+        if parts:
+            yield "\n" + "".join(f"- {escape_markdown(who + line)}\n" for line in parts)
+    yield from (_table(grid_table(grid)) for grid in report.grids)
 
 
 def escape_markdown(text: object) -> str:

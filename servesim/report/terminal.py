@@ -44,8 +44,8 @@ def plot_run(run: Run, *, ascii_only: bool = False) -> str:
     if not end_s:
         return ""
     lines = [
-        _spark_line(name, values, told, ascii_only)
-        for name, values, told in _sparks(run, end_s)
+        _spark_line(name, values, text, ascii_only)
+        for name, values, text in _sparks(run, end_s)
         if any(values) or name != "preemptions"
     ]
     lines.append(f"{'':<{LABEL}}0 s{format_duration(end_s):>{COLUMNS - 3}}")
@@ -130,29 +130,29 @@ def histogram_lines(sample: Sample, *, ascii_only: bool = False) -> list[str]:
 
 def _sparks(run: Run, end_s: float) -> list[tuple[str, list[float], str]]:
     """Return (name, a value a column, what stands behind it) of everything that the run knows."""
-    told: list[tuple[str, list[float], str]] = []
+    parts: list[tuple[str, list[float], str]] = []
     known = (("running", running(run)), ("waiting", waiting(run)))
     for name, series in known if any(series for _, series in known) else (("in flight", in_flight(run)),):
         if series is not None:
             values = _peaks(series, end_s)
-            told.append((name, values, f"max {max(values):,.0f}"))
+            parts.append((name, values, f"max {max(values):,.0f}"))
     cache = kv_use(run)
     if cache is not None:
         values = _peaks(cache, end_s)
-        told.append(("KV cache", values, f"max {max(values) * 100:.1f}%"))
+        parts.append(("KV cache", values, f"max {max(values) * 100:.1f}%"))
     preempted = preemption_times(run)
     if preempted is not None:
         _, counts = counted(preempted, 0.0, end_s, COLUMNS)
-        told.append(("preemptions", counts[:-1], f"{len(preempted):,}"))
+        parts.append(("preemptions", counts[:-1], f"{len(preempted):,}"))
     pace = output_rate(run, 0.0, end_s, COLUMNS)
     if pace is not None:
-        told.append(("tokens/s", pace[1][:-1], f"max {format_number(max(pace[1]))}"))
-    return told
+        parts.append(("tokens/s", pace[1][:-1], f"max {format_number(max(pace[1]))}"))
+    return parts
 
 
-def _spark_line(name: str, values: Sequence[float], told: str, ascii_only: bool) -> str:
+def _spark_line(name: str, values: Sequence[float], text: str, ascii_only: bool) -> str:
     top = 1.0 if name == "KV cache" else None
-    return f"{name:<{LABEL}}{sparkline(values, top, ascii_only=ascii_only):<{COLUMNS}}  {told}"
+    return f"{name:<{LABEL}}{sparkline(values, top, ascii_only=ascii_only):<{COLUMNS}}  {text}"
 
 
 def _peaks(series: Series, end_s: float) -> list[float]:

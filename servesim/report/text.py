@@ -1,13 +1,8 @@
-"""The block that a person reads at the end of a run: the same for a simulated and a measured one.
+"""The block that a person reads at the end of a run, below that of its configuration; the same for any source of a run.
 
 One label a line, figures with their units, at most 100 columns. Unknown prints `-`. What is missing is shown as a sum:
-offered = completed + failed + rejected + unfinished.
-
-The configuration in force as a block of text: what was simulated, above what came of it.
-
-A fleet in the block that a person reads: its replicas, how even their load was, its stages and its link.
-
-What may be off in the block that a person reads: tiers, drafts, retries, scaling, costs, classes. Lines, no sums.
+offered = completed + failed + rejected + unfinished. What was off, and figures that a single engine does not have, are
+left out: replicas, stages and link of a fleet; KV tiers, drafts, retries, scaling, costs and classes.
 """
 
 from __future__ import annotations
@@ -75,7 +70,7 @@ def _role(kind: Mapping[str, Any]) -> list[str]:
 
 
 def _together(config: Mapping[str, Any]) -> list[str]:
-    """Return how many engines there are and what is between them; nothing for a lone engine."""
+    """Return how many engines there are and what is between them; nothing for a single engine."""
     ranks = config.get("data_parallel_size", 1)
     by_rank = f" x {ranks} data-parallel ranks" if ranks > 1 else ""
     if config.get("disagg"):
@@ -131,7 +126,7 @@ def _scheduler(config: Mapping[str, Any]) -> list[str]:
     return [
         f"rules {config['rules']}",
         f"policy {config['policy']}" + (" (an oracle)" if config["policy"] == "sjf" else ""),
-        *(told for name, shown_when, told in _SWITCHES if config[name] == shown_when),
+        *(text for name, shown_when, text in _SWITCHES if config[name] == shown_when),
     ]
 
 
@@ -158,9 +153,9 @@ def _workload(config: Mapping[str, Any]) -> list[str]:
         parts.append(f"{config['prefixes']:,} shared prefix of {config['shared_prefix_tokens']:,}")
     if config["turns"] != "1":
         parts.append(f"{config['turns']} turns")
-    for name, told in (("client_timeout_s", "timeout"), ("duration_s", "duration"), ("horizon_s", "horizon")):
+    for name, text in (("client_timeout_s", "timeout"), ("duration_s", "duration"), ("horizon_s", "horizon")):
         if config.get(name) is not None:
-            parts.append(f"{told} {format_duration(config[name])}")
+            parts.append(f"{text} {format_duration(config[name])}")
     if config["retries"]:
         budget = f", budget {config['retry_budget']:g}" if config.get("retry_budget") is not None else ""
         parts.append(f"{config['retries']} retries{budget}")
@@ -168,26 +163,26 @@ def _workload(config: Mapping[str, Any]) -> list[str]:
 
 
 MOST_ROWS = 16
-"""Up to so many replicas each have a line; of more, the range of their figures is told."""
+"""Up to so many replicas each have a line; of more, the range of their figures."""
 
 _COLUMNS = ("requests", "busy", "mean batch", "KV peak", "KV mean", "preemptions", "hit rate")
 
 
 def stages(summary: Summary) -> dict[str, Distribution | None]:
-    """Return the stages of a first token after its queue, where prefill and decode are apart."""
+    """Return the stages of a first token after its queue, where a run is disaggregated."""
     return {name.replace("_", " "): time for name, time in (summary.stages_ms or {}).items() if name != "queue"}
 
 
-def pool_lines(summary: Summary, label: int) -> Iterable[str]:
+def replica_lines(summary: Summary, label: int) -> Iterable[str]:
     """Yield the lines of replicas and link; `label` is the width of the first column."""
     for role, spread in (summary.imbalance or {}).items():
-        pool = [replica for replica in summary.per_replica or () if replica.role == role]
+        replicas = [replica for replica in summary.per_replica or () if replica.role == role]
         named = "replicas" if role == "both" else role
         uneven = "   ".join(
             f"{name.replace('computed_', '')} {format_number(value, 2)}x" for name, value in asdict(spread).items()
         )
-        yield f"{named:<{label}}{len(pool):,}" + (f"   busiest over mean: {uneven}" if len(pool) > 1 else "")
-        yield from _table(pool, label) if len(pool) <= MOST_ROWS else _ranges(pool, label)
+        yield f"{named:<{label}}{len(replicas):,}" + (f"   busiest over mean: {uneven}" if len(replicas) > 1 else "")
+        yield from _table(replicas, label) if len(replicas) <= MOST_ROWS else _ranges(replicas, label)
     if summary.link is not None:
         link = summary.link
         yield (
@@ -196,15 +191,15 @@ def pool_lines(summary: Summary, label: int) -> Iterable[str]:
         )
 
 
-def _table(pool: Sequence[ReplicaTotals], label: int) -> Iterable[str]:
-    kinds = {replica.name for replica in pool}
+def _table(replicas: Sequence[ReplicaTotals], label: int) -> Iterable[str]:
+    kinds = {replica.name for replica in replicas}
     yield f"{'  number':<{label}}" + "".join(f"{name:>12}" for name in _COLUMNS)
-    for replica in pool:
+    for replica in replicas:
         name = f"   {replica.name}" if len(kinds) > 1 else ""
         yield f"{replica.replica:>8}".ljust(label) + "".join(f"{cell:>12}" for cell in _cells(replica)) + name
 
 
-def _ranges(pool: Sequence[ReplicaTotals], label: int) -> Iterable[str]:
+def _ranges(replicas: Sequence[ReplicaTotals], label: int) -> Iterable[str]:
     for name, key, show in (
         ("requests", "requests", lambda value: f"{value:,}"),
         ("busy", "busy", percent),
@@ -212,7 +207,7 @@ def _ranges(pool: Sequence[ReplicaTotals], label: int) -> Iterable[str]:
         ("KV peak", "kv_peak", percent),
         ("preemptions", "preemptions", lambda value: f"{value:,}"),
     ):
-        values = sorted(value for replica in pool if (value := getattr(replica, key)) is not None)
+        values = sorted(value for replica in replicas if (value := getattr(replica, key)) is not None)
         if values:
             yield f"{'':<{label}}{name} {show(values[0])} to {show(values[-1])}"
 
@@ -230,10 +225,10 @@ def _cells(replica: ReplicaTotals) -> tuple[str, ...]:
 
 
 MOST_ATTEMPTS = 8
-"""So many attempts have a line of their own; those beyond are told together."""
+"""So many attempts have a line of their own; those beyond are one line."""
 
 
-def feature_lines(summary: Summary, label: int) -> Iterable[str]:
+def optional_lines(summary: Summary, label: int) -> Iterable[str]:
     """Yield the lines of everything that was on; `label` is the width of the first column."""
     if summary.speculation is not None:
         yield f"{'speculation':<{label}}{speculation_text(summary.speculation)}"
@@ -303,15 +298,15 @@ def _scaling_text(scaling: ScalingTotals) -> str:
 def usage_lines(summary: Summary, label: int) -> Iterable[str]:
     """Yield device-hours and money beside what was attained, and the estimate of energy with its source."""
     used = summary.usage or {}
-    told = f"{format_number(used['device_hours'], 2)} device-hours"
+    text = f"{format_number(used['device_hours'], 2)} device-hours"
     if used.get("cost") is not None:
-        told += (
+        text += (
             f"   {format_number(used['cost'], 2)} in money   "
             f"{format_number(used['cost_per_1m_output_tokens'], 2)} per 1M output tokens"
         )
     if summary.goodput is not None:
-        told += f"   {percent(summary.goodput.fraction)} within the objectives"
-    yield f"{'cost':<{label}}{told}"
+        text += f"   {percent(summary.goodput.fraction)} within the objectives"
+    yield f"{'cost':<{label}}{text}"
     energy = used.get("energy")
     if energy is not None:
         yield (
@@ -415,7 +410,7 @@ def summary_text(summary: Summary) -> str:
 
 def fleet_lines(summary: Summary) -> list[str]:
     """Return the lines of replicas and link, and of everything that may be off and was on; mostly none."""
-    return [*pool_lines(summary, LABEL), *feature_lines(summary, LABEL)]
+    return [*replica_lines(summary, LABEL), *optional_lines(summary, LABEL)]
 
 
 def warmup_text(warmup: Run) -> str:
@@ -427,10 +422,10 @@ def warmup_text(warmup: Run) -> str:
     for index in range(len(warmup.records)):
         if index in latencies:
             ttft, e2e = (format_ms(None if value != value else value * 1000) for value in latencies[index])
-            told = f"ttft {ttft}   e2e {e2e}"
+            text = f"ttft {ttft}   e2e {e2e}"
         else:
-            told = warmup.records.reason.get(index, "not completed")
-        lines.append(_line("warm-up", f"{told}   (cold)" if index == 0 else told))
+            text = warmup.records.reason.get(index, "not completed")
+        lines.append(_line("warm-up", f"{text}   (cold)" if index == 0 else text))
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -439,13 +434,13 @@ def _line(label: str, text: str) -> str:
 
 
 def _request_lines(requests: RequestCounts, attempts: int) -> Iterable[str]:
-    told = f"{requests.completed:,} completed"
+    text = f"{requests.completed:,} completed"
     if requests.completed != requests.offered:
-        told = (
-            f"{requests.offered:,} offered = {told} + {requests.failed:,} failed "
+        text = (
+            f"{requests.offered:,} offered = {text} + {requests.failed:,} failed "
             f"+ {requests.rejected:,} rejected + {requests.unfinished:,} unfinished"
         )
-    yield _line("requests", told)
+    yield _line("requests", text)
     beside = [
         (requests.capped, "capped by a length limit"),
         (requests.empty, "empty"),
@@ -468,12 +463,12 @@ def _throughput(summary: Summary) -> str:
 def _tokens(summary: Summary) -> str:
     tokens = summary.tokens
     cached = "-" if tokens.cached is None else f"{tokens.cached:,}"
-    told = f"{tokens.prompt:,} prompt ({cached} cached)   {tokens.output:,} output"
+    text = f"{tokens.prompt:,} prompt ({cached} cached)   {tokens.output:,} output"
     if tokens.estimated:
-        told += f" ({tokens.estimated:,} estimated from events)"
+        text += f" ({tokens.estimated:,} estimated from events)"
     if tokens.per_event is not None and tokens.per_event != 1:
-        told += f"   {tokens.per_event:.2f} per event"
-    return told
+        text += f"   {tokens.per_event:.2f} per event"
+    return text
 
 
 def _latency_lines(summary: Summary) -> Iterable[str]:
@@ -527,10 +522,10 @@ def _slo_lines(summary: Summary) -> Iterable[str]:
     for result in summary.slo or ():
         yield _line("slo", slo_text(result))
     if summary.goodput is not None:
-        told = (
+        text = (
             f"{format_number(summary.goodput.requests_per_s, 2)} req/s   {percent(summary.goodput.fraction)} of offered"
         )
-        yield _line("goodput", told)
+        yield _line("goodput", text)
 
 
 def slo_text(result: SloResult) -> str:

@@ -1,6 +1,6 @@
-"""The timeline: what the queue, the cache and the steps did, one quantity a panel, all on one time axis.
+"""What happened when, on the run's time axis: queue, cache and steps a panel each, and the lanes of single requests.
 
-The swim-lane: where each request's time went, one lane a request, all on the run's time axis.
+A lane shows where one request's time went, in the phases of `explain`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from servesim.report.explain import spans
 from servesim.report.figure import Axis, Figure, Key, Panel, Tick, axis_of_counts, axis_of_time, linear, logarithmic
-from servesim.report.input import Material, NamedRun
+from servesim.report.input import ReportInput, ReportRun
 from servesim.report.series import (
     Series,
     counted,
@@ -35,9 +35,9 @@ BINS = 100
 PANEL_PX = 92
 
 
-def timeline(material: Material) -> Figure | None:
+def timeline(report: ReportInput) -> Figure | None:
     """Return the figure of all runs, one line each in every panel; None without a run that took any time."""
-    runs = material.runs[:STYLES]
+    runs = report.runs[:STYLES]
     end_s = common_end_s(runs)
     if not end_s:
         return None
@@ -61,12 +61,12 @@ def timeline(material: Material) -> Figure | None:
     )
 
 
-def common_end_s(runs: Sequence[NamedRun]) -> float:
+def common_end_s(runs: Sequence[ReportRun]) -> float:
     """Return when the last of `runs` ended: where their common time axis ends."""
     return max((run_end_s(named.run) for named in runs), default=0.0)
 
 
-def run_keys(runs: Sequence[NamedRun], swatch: str, more: str = "") -> list[Key]:
+def run_keys(runs: Sequence[ReportRun], swatch: str, more: str = "") -> list[Key]:
     """Return a legend that names the runs; none for a single one, which the page's title names."""
     if len(runs) < 2:
         return []
@@ -119,24 +119,26 @@ def _stretch(end_s: float) -> str:
     return f"{width_s:.3g} s" if width_s >= 0.1 else f"{width_s * 1000:.3g} ms"
 
 
-def _caption(runs: Sequence[NamedRun], end_s: float, *, banded: bool) -> str:
-    told = []
+def _caption(runs: Sequence[ReportRun], end_s: float, *, banded: bool) -> str:
+    parts = []
     if any(named.run.steps is not None for named in runs):
-        told.append(
+        parts.append(
             "Simulated: from every step and record. KV in use between schedule and output; tokens per step count "
             "decodes and prefills, and stand at the bottom while the engine is idle; of a fleet, all replicas together."
         )
     if any(named.run.steps is None for named in runs):
-        told.append(
+        parts.append(
             "Measured: running, waiting, KV and preemptions from the server's own metrics at each scrape, "
             "output tokens from what the client received."
         )
     if any(named.run.records.attempts for named in runs):
-        told.append("Of a request that was sent again only the last attempt is known: until then it counts as waiting.")
-    told.append(f"Rates are means over {_stretch(end_s)}.")
+        parts.append(
+            "Of a request that was sent again only the last attempt is known: until then it counts as waiting."
+        )
+    parts.append(f"Rates are means over {_stretch(end_s)}.")
     if banded:
-        told.append("A line before a pale band is the mean of what the band spans.")
-    return " ".join(told)
+        parts.append("A line before a pale band is the mean of what the band spans.")
+    return " ".join(parts)
 
 
 LANES = 64  # of one run; of several, together
@@ -159,9 +161,9 @@ PHASES = {
 LOOKS = {"queue and prefill": "queue", "decode queue": "queue", "link wait": "link"}
 
 
-def request_lanes(material: Material) -> Figure | None:
+def request_lanes(report: ReportInput) -> Figure | None:
     """Return a panel a run; None without a request that was sent."""
-    runs = material.runs[:STYLES]
+    runs = report.runs[:STYLES]
     lanes = [(named, chosen) for named in runs if (chosen := chosen_lanes(named.run, LANES // len(runs)))]
     longest_s = max((_length_s(named.run, index) for named, chosen in lanes for index in chosen), default=0.0)
     end_s = common_end_s(runs)
@@ -169,18 +171,18 @@ def request_lanes(material: Material) -> Figure | None:
     if not longest_s:
         return None
     x = axis_of_time(0.0, longest_s, "time since its send") if own_clock else axis_of_time(0.0, end_s)
-    panels, seen, told = [], set[str](), []
+    panels, seen, text = [], set[str](), []
     for named, chosen in lanes:
         panel, phases = _lane_panel(x, named, chosen, several=len(runs) > 1, own_clock=own_clock)
         panels.append(panel)
         seen |= phases
-        told.append(len(chosen))
+        text.append(len(chosen))
     panels[-1].titled = True
     keys = list(dict.fromkeys(Key(_classes(phase), "bar", name) for phase, name in PHASES.items() if phase in seen))
     if "lost" in seen:
         keys.append(Key("square failed", "square", "failed or rejected"))
     return Figure(
-        name="requests", title="Requests", caption=_lane_caption(runs, told, own_clock), panels=panels, keys=keys
+        name="requests", title="Requests", caption=_lane_caption(runs, text, own_clock), panels=panels, keys=keys
     )
 
 
@@ -209,11 +211,11 @@ def spans_of(run: Run, index: int) -> Iterator[tuple[str, float, float]]:
     first, last = run.records.first[index], run.records.last[index]
     slices = run.records.slices.get(index) or ([(first, last)] if first >= 0 else [])
     edges = [run.times[at] for piece in slices for at in dict.fromkeys(piece)]
-    told = list(spans(run, index, edges))
+    text = list(spans(run, index, edges))
     sent_s, end_s = run.records.sent_s[index], over_s(run, index)
-    if not told and end_s > sent_s:  # a client that left before anything was known of it
-        told.append(("queue", sent_s, end_s))
-    yield from told
+    if not text and end_s > sent_s:  # a client that left before anything was known of it
+        text.append(("queue", sent_s, end_s))
+    yield from text
 
 
 def _length_s(run: Run, index: int) -> float:
@@ -221,7 +223,7 @@ def _length_s(run: Run, index: int) -> float:
 
 
 def _lane_panel(
-    x: Axis, named: NamedRun, chosen: list[int], *, several: bool, own_clock: bool
+    x: Axis, named: ReportRun, chosen: list[int], *, several: bool, own_clock: bool
 ) -> tuple[Panel, set[str]]:
     run, count = named.run, len(chosen)
     height_px = max(40, LANE_PX * count)
@@ -258,14 +260,14 @@ def _short(name: str) -> str:
     return name if len(name) <= ID_LENGTH else f"{name[: ID_LENGTH - 1]}…"
 
 
-def _lane_caption(runs: list[NamedRun], told: list[int], own_clock: bool) -> str:
+def _lane_caption(runs: list[ReportRun], text: list[int], own_clock: bool) -> str:
     clock = " Each lane begins when its request was sent." if own_clock else ""
     whole = sum(sum(at == at for at in named.run.records.sent_s) for named in runs)
-    if sum(told) == whole:
+    if sum(text) == whole:
         if whole == 1:
             return f"The only request.{clock}"
         return f"All {whole:,} requests, in the order in which they were sent.{clock}"
     return (
-        f"{sum(told):,} of {whole:,} requests, in the order in which they were sent: an even sample, with the slowest, "
+        f"{sum(text):,} of {whole:,} requests, in the order in which they were sent: an even sample, with the slowest, "
         f"the most often preempted and some of the lost ones added.{clock}"
     )

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from servesim.report.input import Grid, Material, NamedRun, number_at, swept_value
+from servesim.report.input import Grid, ReportInput, ReportRun, number_at, swept_value
 from servesim.runs.records import Outcome, Run
 from servesim.summary.latency import LATENCIES, Completed
 
@@ -26,12 +26,12 @@ Result = dict[str, Any]
 _encode = json.JSONEncoder(ensure_ascii=True, allow_nan=False).encode
 
 
-def vllm_bench(material: Material) -> Iterator[str]:
+def vllm_bench(report: ReportInput) -> Iterator[str]:
     """Yield a line for each run, and for each row of the grids."""
-    for named in material.runs:
+    for named in report.runs:
         summary = named.summary.as_dict()
         yield _line({**_figures(named.run.config, summary), **_spread(named), **_peaks(named.run), **_lists(named.run)})
-    for grid in material.grids:
+    for grid in report.grids:
         for row in grid.rows:
             yield _line(_figures(_config(grid, row), row))
 
@@ -74,7 +74,7 @@ def _figures(config: Mapping[str, Any], summary: Mapping[str, Any]) -> Result:
     }
 
 
-def _spread(named: NamedRun) -> Result:
+def _spread(named: ReportRun) -> Result:
     """Return the standard deviation of each latency."""
     run = named.run
     done = Completed(run)

@@ -286,7 +286,7 @@ class Run:
     warmup: Run | None = None  # measured: requests outside everything, printed apart
     replicas: list[ReplicaTotals] = field(default_factory=list)  # a fleet: what each replica did
     homes: dict[str, array[int]] = field(default_factory=dict)  # a fleet: columns of the replicas that served
-    stages: dict[str, array[float]] = field(default_factory=dict)  # prefill and decode apart: columns of times
+    stages: dict[str, array[float]] = field(default_factory=dict)  # disaggregated: columns of times
     scaling: ScalingTotals | None = None  # a fleet that grows and shrinks: when each replica was there
     offload: list[TierTotals] = field(default_factory=list)  # KV tiers below the device: what each did
     link: LinkTotals | None = None  # disaggregated: what crossed it

@@ -297,7 +297,7 @@ def moments(run: Run) -> Callable[[str], array[float]]:
 
 
 def stages_ms(run: Run) -> dict[str, Distribution | None] | None:
-    """Return how long completed requests were in each stage, in ms; None where prefill and decode are not apart."""
+    """Return how long completed requests were in each stage, in ms; None where they run on the same engines."""
     if not run.stages:
         return None
     at = moments(run)

@@ -170,8 +170,8 @@ def parts_of(schema: Any) -> set[str]:
     return named.union(*map(parts_of, schema.values()))
 
 
-def _value(told: str) -> dict[str, Any]:
-    kinds, _, about = told.partition(": ")
+def _value(text: str) -> dict[str, Any]:
+    kinds, _, about = text.partition(": ")
     types = [TYPES[kind] for kind in kinds.split("|")]
     schema: dict[str, Any] = {"type": types[0] if len(types) == 1 else types}
     return schema | _described(about)

@@ -20,7 +20,7 @@ from servesim.config.server import SERVER_CHECKS, ServerSpec
 from servesim.cost.roofline import critical_batch
 from servesim.errors import ServesimError
 from servesim.report.figure import Figure, Key, Panel, logarithmic
-from servesim.report.input import Material, number_at
+from servesim.report.input import ReportInput, number_at
 from servesim.report.series import cloud_points
 from servesim.report.svg import dots_path, line_path
 from servesim.report.timeline import STYLES
@@ -88,11 +88,11 @@ def device_of(config: Mapping[str, Any], hardware: str | None = None, model: str
     )
 
 
-def roofline(material: Material) -> Figure | None:
+def roofline(report: ReportInput) -> Figure | None:
     """Return the picture on the first run's device that is known; None where no run's is."""
-    runs = material.runs[:STYLES]
-    configs = [named.run.config for named in runs] + [grid.config for grid in material.grids]
-    known = (device_of(config, material.hardware, material.model) for config in configs)
+    runs = report.runs[:STYLES]
+    configs = [named.run.config for named in runs] + [grid.config for grid in report.grids]
+    known = (device_of(config, report.hardware, report.model) for config in configs)
     device = next((device for device in known if device is not None), None)
     if device is None:
         return None
