@@ -19,6 +19,12 @@ from typing import Annotated, Protocol
 
 PERCENTILES: dict[str, float] = {"p50": 50, "p90": 90, "p95": 95, "p99": 99, "p999": 99.9}
 
+STUDENT_T_95 = {6: 1.943, 7: 1.895, 8: 1.860, 9: 1.833, 10: 1.812, 11: 1.796, 12: 1.782}
+"""The 95 % quantile of Student's t, by degrees of freedom: 90 % lie between it and its negative."""
+
+STUDENT_T_97_5 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+"""The 97.5 % quantile, between which and its negative 95 % lie."""
+
 
 def nearest_rank(percentile: float, count: int) -> int:
     """Return the rank, from 1, of the value at `percentile` of `count` values in ascending order.

@@ -9,10 +9,12 @@ from functools import cache, partial
 from typing import Any
 
 from servesim.comparison.compare import Comparison, Side, compare, difference_interval, relative_interval
-from servesim.comparison.gate import PASSED, TRIPPED, UNKNOWN, judge, parse_gate, parse_gates
-from servesim.comparison.interval import T_95, Interval, NoInterval, RunNoise, half_width, long_run_variance, stretches
+from servesim.comparison.gate import PASSED, TRIPPED, judge, parse_gate, parse_gates
+from servesim.comparison.interval import Interval, NoInterval, RunNoise, half_width, long_run_variance, stretches
 from servesim.errors import InputError
 from servesim.fleet.simulate import simulate
+from servesim.report.comparison import CANNOT_TELL
+from servesim.stats import STUDENT_T_95, STUDENT_T_97_5
 from servesim.summary.summary import summarize
 from tests.coverage_of_compare import coverage, estimates
 from tests.extent import in_full, once, seeds
@@ -61,14 +63,15 @@ class Noise(unittest.TestCase):
         found = [long_run_variance([rng.gauss(0, 3) for _ in range(64)])[0] for _ in range(400)]
         self.assertAlmostEqual(sum(found) / len(found) / 9, 1.0, delta=0.12)
 
-    def test_the_t_quantiles_leave_five_percent_above(self) -> None:
-        for degrees, quantile in T_95.items():
+    def test_the_t_quantiles_leave_the_rest_above(self) -> None:
+        tables = ((0.95, STUDENT_T_95), (0.975, STUDENT_T_97_5))
+        for share, degrees, quantile in ((share, *entry) for share, table in tables for entry in table.items()):
             scale = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2)) / math.sqrt(degrees * math.pi)
             step = quantile / 2000
             area = (
                 sum((1 + ((i + 0.5) * step) ** 2 / degrees) ** (-(degrees + 1) / 2) for i in range(2000)) * step * scale
             )
-            self.assertAlmostEqual(0.5 + area, 0.95, delta=1e-4)
+            self.assertAlmostEqual(0.5 + area, share, delta=1e-4)
 
     def test_a_line_is_drift_and_a_jump_at_an_end_is_an_end(self) -> None:
         rng = random.Random(7)
@@ -230,7 +233,7 @@ class Gates(unittest.TestCase):
         self.assertEqual(self.result("tpot_p50>10s"), PASSED)
         change = slower().rows["tpot_p50"].relative
         assert change is not None
-        self.assertEqual(self.result(f"tpot_p50>+{change * 100:.4f}%"), UNKNOWN)
+        self.assertEqual(self.result(f"tpot_p50>+{change * 100:.4f}%"), CANNOT_TELL)
 
     def test_equal_servers_do_not_trip_it(self) -> None:
         for seed in seeds(9):
@@ -241,7 +244,7 @@ class Gates(unittest.TestCase):
     def test_without_an_interval_it_cannot_tell(self) -> None:
         comparison = compare(side(1), side(2, mbu=0.5, records=False))
         got = judge(parse_gate("tpot_p50>+1%"), comparison)
-        self.assertEqual(got.result, UNKNOWN)
+        self.assertEqual(got.result, CANNOT_TELL)
         self.assertIn("summary", got.reason)
 
 

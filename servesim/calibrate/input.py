@@ -29,7 +29,7 @@ from typing import Any
 
 from servesim.calibrate.measurement import Measurement, figures_for, figures_of, standard_error
 from servesim.catalog.hardware import named_hardware
-from servesim.client.setup import known_model, like_run
+from servesim.client.setup import NOTED_CACHED_SHARE, known_model, like_run
 from servesim.config.build import Server, build_server
 from servesim.config.server import SERVER_CHECKS, ServerSpec
 from servesim.config.workload import WorkloadSpec, build_workload, drive
@@ -108,7 +108,6 @@ def _device_of(name: str) -> str | None:
     return named_hardware(" ".join(words))
 
 
-CACHED_MATTERS = 0.05
 WAVES = 10
 """Requests of a table's row, in units of its concurrency: what most benchmarks send."""
 
@@ -268,7 +267,7 @@ def _cached_note(label: str, cached: int, prompt: int) -> tuple[str, ...]:
 
     What the server had cached it did not compute: it is left out of the prompts, and of the contexts with them.
     """
-    if cached <= CACHED_MATTERS * prompt:
+    if cached <= NOTED_CACHED_SHARE * prompt:
         return ()
     share = cached / prompt
     return (f"{label}: {share:.0%} of prompt tokens were cached and are left out, the reads of their KV too",)

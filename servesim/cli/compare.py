@@ -8,11 +8,11 @@ from servesim.cli.options import JSON, OUTPUT, QUIET
 from servesim.cli.parser import Parser
 from servesim.cli.runner import Call, Result
 from servesim.comparison.compare import MARGIN, compare
-from servesim.comparison.gate import TRIPPED, UNKNOWN, judge, parse_gates
+from servesim.comparison.gate import TRIPPED, judge, parse_gates
 from servesim.comparison.input import read_side
 from servesim.config.option import Group, Option, text
 from servesim.errors import InputError
-from servesim.report.comparison import comparison_markdown, comparison_text
+from servesim.report.comparison import CANNOT_TELL, comparison_markdown, comparison_text
 from servesim.report.documents import document
 from servesim.units import parse_finite
 
@@ -80,7 +80,7 @@ def run(call: Call) -> Result:
     config = {key: values.get(key) for key in ("a", "b", "margin", "fail_if", "strict")}
     body = comparison.as_dict() | {"gates": [result.as_dict() for result in results]}
     compared = document("compare", config, body)
-    unknown = [each for each in results if each.result == UNKNOWN]
+    unknown = [each for each in results if each.result == CANNOT_TELL]
     tripped = [each for each in results if each.result == TRIPPED]
     return Result(
         document=lambda: compared,

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from servesim.client.setup import known_model, like_run
+from servesim.client.setup import NOTED_CACHED_SHARE, known_model, like_run
 from servesim.errors import InputError
 from servesim.inputs import recognise
 from servesim.report.documents import summary_document
 from servesim.runs.reader import read_run
 from servesim.summary.summary import summarize
-
-CACHED_MATTERS = 0.05
 
 
 def like_options(path: str) -> dict[str, Any]:
@@ -44,7 +42,7 @@ def like_note(path: str, values: dict[str, Any]) -> str:
         if values.get(name) == counted:
             note += f"; {name} {counted} as counted there, {asked} were asked for"
     cached = _cached_share(summary)
-    if cached > CACHED_MATTERS and not values.get("prefix_caching"):
+    if cached > NOTED_CACHED_SHARE and not values.get("prefix_caching"):
         note += f"; {cached:.0%} of the prompt tokens were cached there, and here all of them are computed"
     return note
 

@@ -23,7 +23,7 @@ from servesim.client.scan import DEFAULT_REPEATS, DEFAULT_WARMUP, make_scan, sca
 from servesim.client.target import target_of
 from servesim.config.loadgen import MEASUREMENT, REQUEST, SERVER, LoadSpec
 from servesim.config.option import Group, Option, count, groups_of, one_of, spec_of
-from servesim.config.workload import LOADS, TRACE, WORKLOAD, WorkloadSpec, load_requests
+from servesim.config.workload import DEFAULT_CONCURRENCY, LOADS, TRACE, WORKLOAD, WorkloadSpec, load_requests
 from servesim.console import Console
 from servesim.errors import InputError, RunError
 from servesim.inputs import read_text, rereadable
@@ -41,7 +41,6 @@ from servesim.summary.slo import Slo, parse_slos
 from servesim.summary.summary import Summary, summarize
 from servesim.workload.requests import Requests
 
-DEFAULT_CONCURRENCY = 8
 CHARACTERS_A_TOKEN = 4  # a guess at a given text's length, until the server's usage tells
 
 

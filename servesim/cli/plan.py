@@ -36,7 +36,7 @@ EXAMPLES = (
     "servesim plan --from shard*.jsonl",
 )
 
-DEFAULT_REQUESTS = 2000
+REQUESTS_OF_A_SEARCH = 2000
 TUNED: dict[str, tuple[Any, ...]] = {
     "max_num_seqs": (128, 256, 512),
     "max_num_batched_tokens": (2048, 8192),
@@ -110,7 +110,7 @@ WHERE = Group(
 
 def build_parser() -> Parser:
     load = [group.without(*_NOT_HERE) for group in groups_of(WorkloadSpec, swept=False)]
-    load[0] = load[0].changed("requests", default=f"{DEFAULT_REQUESTS}; every row of a trace")
+    load[0] = load[0].changed("requests", default=f"{REQUESTS_OF_A_SEARCH}; every row of a trace")
     return Parser(
         "plan",
         "Meet objectives at the least cost. Comma lists on options of the server are the choices.\n"
@@ -148,7 +148,7 @@ def plan_spec(values: dict[str, Any], console: Console | None = None) -> PlanSpe
     rate = values.get("rate")
     asked = {key: value for key, value in values.items() if key != "rate"}
     if "trace" not in values:
-        asked = {"requests": DEFAULT_REQUESTS, "rate": rate or 1.0, **asked}
+        asked = {"requests": REQUESTS_OF_A_SEARCH, "rate": rate or 1.0, **asked}
     elif values["trace"] == STDIN or is_pipe(values["trace"]):
         raise InputError("a plan reads its trace many times, so not from standard input or a pipe; give a file")
     workload = spec_of(WorkloadSpec, asked)

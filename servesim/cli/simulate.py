@@ -25,12 +25,12 @@ from servesim.cli.runner import Call, Result
 from servesim.config.fleet import FleetSpec
 from servesim.config.option import Group, Option, groups_of, spec_of, text
 from servesim.config.server import ServerSpec
-from servesim.config.workload import LOADS, WorkloadSpec, drive, load_requests
+from servesim.config.workload import DEFAULT_CONCURRENCY, LOADS, WorkloadSpec, drive, load_requests
 from servesim.console import Console
 from servesim.engine.simulate import watch_terms
 from servesim.errors import InputError
 from servesim.fleet.build import build_deployment
-from servesim.fleet.simulate import DEFAULT_CONCURRENCY, run_deployment
+from servesim.fleet.simulate import run_deployment
 from servesim.interrupts import Interrupts
 from servesim.report.documents import summary_document
 from servesim.report.explain import CostShare, cost_text, explain, explain_text, run_shares, step_costs

@@ -36,12 +36,11 @@ from servesim.plan.sweep import (
     stops_paying,
 )
 from servesim.report.documents import sweep_document
+from servesim.report.input import LINK_AXIS, LOAD_AXES
 from servesim.report.sweep import pays_text, scan_json, scan_text, sweep_text
 from servesim.report.terminal import plot_rows
 from servesim.summary.slo import parse_slos
 from servesim.summary.summary import Summary
-
-LINK = "link_bytes_per_s"
 
 
 def colocated_rows(points: Sequence[Point], cells: Sequence[Cell]) -> tuple[list[Point], list[Cell]]:
@@ -62,7 +61,7 @@ def find_crossings(
     curves: dict[tuple[tuple[str, Any], ...], list[Cell]] = {}
     for point, cell in zip(points, cells, strict=True):
         if cell.fleet.is_apart:
-            curves.setdefault(tuple((key, value) for key, value in point.items() if key != LINK), []).append(cell)
+            curves.setdefault(tuple((key, value) for key, value in point.items() if key != LINK_AXIS), []).append(cell)
     found = []
     for rest, curve in curves.items():
         tried = {cell.fleet.link_bytes_per_s or 0.0: known[cell] for cell in curve}
@@ -80,7 +79,6 @@ EXAMPLES = (
 )
 
 DEFAULT_CONCURRENCIES = [1, 8, 32, 128, 256]
-LOAD_AXES = ("concurrency", "rate")
 AS_IN_LOADGEN = Group(
     "as in loadgen, whose command is this one with a --url",
     (
@@ -121,7 +119,7 @@ def run(call: Call) -> Result:
     with rereadable(values.get("trace")) as trace:
         cells = [_cell(values | point | {"trace": trace}) for point in points]
         first = cells[0]
-        crosses = len(axes.get(LINK, ())) > 1
+        crosses = len(axes.get(LINK_AXIS, ())) > 1
         if crosses:
             together = colocated_rows(points, cells)
             points, cells = together[0] + points, together[1] + cells

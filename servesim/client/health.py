@@ -34,7 +34,7 @@ OK_RATIO, MARGINAL_RATIO = 0.3, 1.0
 KERNEL_STAMPS = sys.platform.startswith("linux")
 SO_TIMESTAMPNS = 35  # include/uapi/asm-generic/socket.h; the socket module has no name for it
 KERNEL_SAMPLE = 4  # one read in so many asks the kernel: often enough for a p99, and a third cheaper than each
-_TIMESPEC = struct.Struct("@ll")
+TIMESPEC = struct.Struct("@ll")  # what the kernel stamps with: seconds, nanoseconds
 _BUCKET_S, _BUCKETS = 50e-6, 20_000
 
 
@@ -100,8 +100,8 @@ class Health:
     def note_kernel_stamp(self, ancillary: Sequence[tuple[int, int, bytes]], stamp: float) -> None:
         """Note how long what was read at `stamp` had been in the kernel (the latest packet, where it was several)."""
         for _, kind, data in ancillary:
-            if kind == SO_TIMESTAMPNS and len(data) == _TIMESPEC.size:
-                seconds, nanoseconds = _TIMESPEC.unpack(data)
+            if kind == SO_TIMESTAMPNS and len(data) == TIMESPEC.size:
+                seconds, nanoseconds = TIMESPEC.unpack(data)
                 self.kernel_delay.add(stamp + self._offset_s - seconds - nanoseconds * 1e-9)
 
     def merge(self, other: Health) -> None:

@@ -23,6 +23,8 @@ from servesim.units import MAX_COUNT
 
 Facts = dict[str, Any]
 
+NOTED_CACHED_SHARE = 0.05  # of the prompt tokens of a measured run: more than that, and what is made of it says so
+
 
 def read_setup(target: Target, page: RawPage | None = None, *, timeout_s: float = 3.0) -> Facts:
     """Ask the server for its setup facts; `page` is its metrics page, where it has one.

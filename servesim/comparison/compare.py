@@ -17,6 +17,7 @@ from typing import Any
 
 from servesim.comparison.interval import CONFIDENCE, FAILED_SHARE, Interval, NoInterval, RunNoise
 from servesim.errors import InputError
+from servesim.report.comparison import CANNOT_TELL
 from servesim.runs.records import Run
 from servesim.stats import PERCENTILES
 from servesim.summary.latency import METRICS
@@ -24,7 +25,7 @@ from servesim.summary.summary import summarize
 from servesim.units import shown
 
 MARGIN = 0.02
-SAME, BETTER, WORSE, UNKNOWN = "same", "better", "worse", "cannot tell"
+SAME, BETTER, WORSE = "same", "better", "worse"
 NO_RECORDS = NoInterval("has no interval, since a summary does not hold the single requests; give a saved run")
 
 
@@ -247,7 +248,7 @@ def _row(
         of_ratio = relative_interval(a, b, around_a, around_b)
     verdict = None if figure.better is None else _verdict(figure, of_difference, of_ratio, margin)
     reason = None
-    if verdict == UNKNOWN:
+    if verdict == CANNOT_TELL:
         sides: dict[str, str] = {}
         for side, value, around in (("A", a, around_a), ("B", b, around_b)):
             if isinstance(around, NoInterval):
@@ -272,7 +273,7 @@ def _row(
 
 def _verdict(figure: Figure, of_difference: Interval | None, of_ratio: Interval | None, margin: float) -> str:
     if of_difference is None:
-        return UNKNOWN
+        return CANNOT_TELL
     if of_ratio is not None and -margin <= of_ratio.low and of_ratio.high <= margin:
         return SAME
     if of_difference.low == of_difference.high == 0.0:
@@ -281,7 +282,7 @@ def _verdict(figure: Figure, of_difference: Interval | None, of_ratio: Interval 
     down = of_difference.high < 0 and (of_ratio is None or of_ratio.high < 0)
     if up or down:
         return BETTER if up == (figure.better == "higher") else WORSE
-    return UNKNOWN
+    return CANNOT_TELL
 
 
 def _bounds(noise: RunNoise | None, figure: Figure) -> Interval | NoInterval:

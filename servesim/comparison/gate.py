@@ -15,9 +15,10 @@ from typing import Any
 from servesim.comparison.compare import FIGURES, Comparison, Row
 from servesim.comparison.interval import Interval, RunNoise
 from servesim.errors import InputError
+from servesim.report.comparison import CANNOT_TELL
 from servesim.units import parse_duration, parse_finite, shown, suggest
 
-TRIPPED, PASSED, UNKNOWN = "tripped", "passed", "cannot tell"
+TRIPPED, PASSED = "tripped", "passed"
 ALIASES = {"throughput": "output_tokens_per_s"}
 _FORM = re.compile(r"\s*([a-z0-9_.]+)\s*([<>])\s*([+-]?)\s*([^\s<>=+-]+)\s*", re.ASCII)
 
@@ -96,15 +97,15 @@ def judge(gate: Gate, comparison: Comparison) -> GateResult:
     """Return whether `gate` trips on `comparison`."""
     row = comparison.rows.get(gate.figure)
     if row is None:
-        return GateResult(gate=gate, result=UNKNOWN, reason="neither run has a value of it")
+        return GateResult(gate=gate, result=CANNOT_TELL, reason="neither run has a value of it")
     interval = _interval(gate, row)
     if interval is None:
         reason = row.reason or ("A is 0, so no change of it has a share" if not row.a else "there is no interval")
-        return GateResult(gate=gate, result=UNKNOWN, reason=reason)
+        return GateResult(gate=gate, result=CANNOT_TELL, reason=reason)
     beyond = interval.low > gate.limit if gate.above else interval.high < gate.limit
     within = interval.high <= gate.limit if gate.above else interval.low >= gate.limit
     told = f"90 % interval {_shown(gate, interval.low, row)} to {_shown(gate, interval.high, row)}"
-    return GateResult(gate=gate, result=TRIPPED if beyond else PASSED if within else UNKNOWN, reason=told)
+    return GateResult(gate=gate, result=TRIPPED if beyond else PASSED if within else CANNOT_TELL, reason=told)
 
 
 def _interval(gate: Gate, row: Row) -> Interval | None:

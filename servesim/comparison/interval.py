@@ -37,14 +37,11 @@ from functools import cached_property
 from itertools import accumulate
 
 from servesim.runs.records import Outcome, Run
-from servesim.stats import PERCENTILES, Sample, Values, nearest_rank
+from servesim.stats import PERCENTILES, STUDENT_T_95, Sample, Values, nearest_rank
 from servesim.summary.latency import LATENCIES, METRICS, Completed, late_gaps, pooled_gaps
 
 EDGE = 16  # one part in so many is left out at either end
 DRIFT_COSINES, DRIFT_SHARE = 12, 2 / 3  # a straight line has 98 % of its power in the first cosine, noise 8 %
-
-# Student's t, 95 % one-sided, by degrees of freedom: 90 % lie within.
-T_95 = {6: 1.943, 7: 1.895, 8: 1.860, 9: 1.833, 10: 1.812, 11: 1.796, 12: 1.782}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +65,7 @@ def half_width(excess: Sequence[float], batches: int, *, scale: float, ends_weig
     means = batch_means(middle, batches)
     within = math.fsum(middle) / len(middle)
     variance, degrees = long_run_variance([value - within for value in means])
-    error = T_95[degrees] * math.sqrt(variance * len(middle) / batches / size)
+    error = STUDENT_T_95[degrees] * math.sqrt(variance * len(middle) / batches / size)
     if not ends_weigh and abs(within) > error + 1e-9 * abs(scale):
         return NoInterval("is moved by the run's start and end more than by noise; a longer run helps")
     power = cosine_power([value - within for value in means], DRIFT_COSINES)
@@ -305,7 +302,7 @@ class RunNoise:
         if done.count > 1.5 * self.latencies:  # more than one in flight on average: they do not end together
             degrees = degrees_of_freedom(self._batches)
             relative = math.hypot(
-                relative, T_95[degrees] * math.sqrt(DRAIN) * _deviation(self._e2e_s) / self._duration_s
+                relative, STUDENT_T_95[degrees] * math.sqrt(DRAIN) * _deviation(self._e2e_s) / self._duration_s
             )
         return _around(rate, rate * relative)
 

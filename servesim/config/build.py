@@ -16,7 +16,13 @@ from servesim.catalog.servers import vllm_defaults
 from servesim.config.engine import AdapterConfig, EngineConfig
 from servesim.config.offload import tiers_of
 from servesim.config.server import ServerSpec
-from servesim.cost.memory import DEFAULT_TOKENS_PER_REQUEST, CapacityPlan, adapter_bytes, plan_capacity
+from servesim.cost.memory import (
+    DEFAULT_TOKENS_PER_REQUEST,
+    DEFAULT_UTILIZATION,
+    CapacityPlan,
+    adapter_bytes,
+    plan_capacity,
+)
 from servesim.cost.model import COST_MODELS, CostModel, FloorWatch
 from servesim.cost.roofline import Roofline
 from servesim.errors import InputError
@@ -25,7 +31,6 @@ from servesim.units import parse_bandwidth, parse_duration, suggest
 MAX_NUM_SEQS = 256
 MAX_NUM_BATCHED_TOKENS = 8192
 BLOCK_SIZE = 16
-GPU_MEMORY_UTILIZATION = 0.90
 COST_MODEL = "roofline"
 
 
@@ -129,7 +134,7 @@ def _device(asked: ServerSpec) -> Hardware:
 
 def _with_defaults(asked: ServerSpec, hardware: Hardware) -> ServerSpec:
     """Fill in what was not given and depends on nothing but the device and on whether vLLM's defaults are asked for."""
-    utilization, block_size, caching, ahead = GPU_MEMORY_UTILIZATION, BLOCK_SIZE, False, False
+    utilization, block_size, caching, ahead = DEFAULT_UTILIZATION, BLOCK_SIZE, False, False
     if asked.like_vllm:
         vllm = vllm_defaults(hardware, asked.rules, tensor_parallel=asked.tensor_parallel_size)
         utilization, block_size = vllm.gpu_memory_utilization, vllm.block_size

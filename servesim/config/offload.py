@@ -14,7 +14,7 @@ from servesim.cost.memory import CapacityPlan
 from servesim.errors import InputError
 from servesim.units import parse_bandwidth, parse_bytes, shown
 
-DEFAULT_LINK = "25GB/s"  # what host-to-device copies reach of the 31.5 GB/s of PCIe 4.0 x16
+DEFAULT_OFFLOAD_LINK = "25GB/s"  # what host-to-device copies reach of the 31.5 GB/s of PCIe 4.0 x16
 JOIN = "+"
 
 _NAMES = ("host", "disk")
@@ -48,7 +48,7 @@ def tiers_of(kv_offload: str | None, offload_link: str | None, plan: CapacityPla
     if kv_offload is None:
         return ()
     size_of = [parse_bytes(part, "kv_offload") for part in kv_offload.split(JOIN)]
-    link_of = [parse_bandwidth(part, "offload_link") for part in (offload_link or DEFAULT_LINK).split(JOIN)]
+    link_of = [parse_bandwidth(part, "offload_link") for part in (offload_link or DEFAULT_OFFLOAD_LINK).split(JOIN)]
     if len(link_of) == 1:
         link_of *= len(size_of)
     if len(link_of) != len(size_of):

@@ -10,7 +10,7 @@ from typing import Any
 
 from servesim.catalog.weights import KV_BYTES, WEIGHT_FORMATS
 from servesim.config.engine import POLICIES, RULES
-from servesim.config.offload import DEFAULT_LINK, JOIN, links, sizes
+from servesim.config.offload import DEFAULT_OFFLOAD_LINK, JOIN, links, sizes
 from servesim.config.option import (
     check_fields,
     checks_of,
@@ -223,7 +223,7 @@ class ServerSpec:
         links,
         "bandwidth between a device and the tier; one for all tiers, or one for each",
         "RATE",
-        shown_default=DEFAULT_LINK,
+        shown_default=DEFAULT_OFFLOAD_LINK,
         join=JOIN,
         when_used=True,
     )

@@ -37,6 +37,7 @@ from servesim.workload.traces.fields import TIME_UNITS
 from servesim.workload.traces.trace import EXAMPLES, TRACE_FORMATS, Trace, read_trace
 from servesim.workload.workload import ClosedLoop, OpenLoop, Retrying, SessionLoop, Workload
 
+DEFAULT_CONCURRENCY = 8
 DEFAULT_REQUESTS = 256
 DEFAULT_PROMPT_TOKENS = "256-1024"
 DEFAULT_OUTPUT_TOKENS = "64-256"

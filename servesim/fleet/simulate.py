@@ -9,7 +9,7 @@ from typing import Any
 from servesim.config.fleet import FLEET_CHECKS, FleetSpec
 from servesim.config.option import seconds
 from servesim.config.server import SERVER_CHECKS, ServerSpec
-from servesim.config.workload import LOADS, WorkloadSpec, build_workload
+from servesim.config.workload import DEFAULT_CONCURRENCY, LOADS, WorkloadSpec, build_workload
 from servesim.engine.simulate import Watch, advance_watched, arriving, judge_floor, run_workload
 from servesim.engine.trace import Observation
 from servesim.fleet.build import Deployment, build_deployment
@@ -19,7 +19,6 @@ from servesim.runs.records import Run
 from servesim.units import suggest
 from servesim.workload.workload import Workload
 
-DEFAULT_CONCURRENCY = 8
 COMPRESS_FROM = 200_000
 
 

@@ -31,13 +31,13 @@ from servesim.config.server_flags import command_lines
 from servesim.diagnose.rules import REMEDIES
 from servesim.plan.space import Candidate
 from servesim.plan.trial import AT, EDGE, FLEET, REFINE, RESOLUTION, Question, Row, Unit
+from servesim.stats import STUDENT_T_97_5
 
 SPARE = (1.0, 0.75, 0.5)  # of the highest rate: the loads at which a finalist is shown
 MORE_REPLICAS = (0, 1, 2)
 LARGEST_FLEET = 64  # replicas that are run together, as a check
 CHEAPEST, MOST_FINALISTS = 3, 6
 STEPS_BACK = 6  # at most so many steps of more room for one candidate
-T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # Student's t, by degrees of freedom
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,7 +292,7 @@ def interval_95(values: Sequence[float]) -> tuple[float, float] | None:
     """
     if len(values) < 2:
         return None
-    t = T_95[len(values) - 2] if len(values) - 2 < len(T_95) else 2.0
+    t = STUDENT_T_97_5.get(len(values) - 1, 2.0)
     half = t * stdev(values) / math.sqrt(len(values))
     return mean(values) - half, mean(values) + half
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from servesim.client.scan import AXES
 from servesim.report.figure import Figure, Key, Panel, axis_of_counts, axis_of_seconds
 from servesim.report.input import Grid, ReportInput, number_at, shown_value, swept_value
 from servesim.report.series import evenly
@@ -18,7 +19,6 @@ LATENCIES = {
     "queue, p95": ("queue_ms", "p95"),
 }
 LABELS = 9  # of the points of one curve
-AXES = {"output_tokens": "output", "prompt_tokens": "prompt"}
 
 Curve = tuple[str, list[Mapping[str, Any]], int | None]  # name, rows in order of load, which of them is the knee
 

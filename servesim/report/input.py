@@ -17,8 +17,8 @@ from servesim.summary.slo import Slo
 from servesim.summary.summary import Summary
 from servesim.units import bandwidth
 
-LOADS = ("concurrency", "rate")
-LINK = "link_bytes_per_s"  # the swept bandwidth between prefill and decode; None: both on the same engines
+LOAD_AXES = ("concurrency", "rate")
+LINK_AXIS = "link_bytes_per_s"  # the swept bandwidth between prefill and decode; None: both on the same engines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Grid:
 
     def load(self) -> str | None:
         """Return the key of the load that was swept, the x of a throughput curve."""
-        return next((key for key in LOADS if key in self.swept), None)
+        return next((key for key in LOAD_AXES if key in self.swept), None)
 
     def curves(self, key: str) -> list[tuple[str, list[int]]]:
         """Return (label, row numbers) of each curve along `key`: the rows in which all other swept values are equal."""
@@ -135,7 +135,7 @@ def shown_swept(row: Mapping[str, Any], key: str) -> str:
 
 def shown_value(key: str, value: Any) -> str:
     """Return a swept value as a person would write it."""
-    if key == LINK:
+    if key == LINK_AXIS:
         return "colocated" if value is None else bandwidth(value)
     if value is None:
         return "-"
@@ -144,7 +144,7 @@ def shown_value(key: str, value: Any) -> str:
 
 def shown_name(key: str) -> str:
     """Return what was swept as a person would call it."""
-    return "link" if key == LINK else key.replace("_", " ")
+    return "link" if key == LINK_AXIS else key.replace("_", " ")
 
 
 def distinct(names: Sequence[str]) -> list[str]:

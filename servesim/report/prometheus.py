@@ -8,44 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from servesim.catalog.servers import VLLM_ITL_BOUNDS_S, VLLM_REQUEST_BOUNDS_S, VLLM_TTFT_BOUNDS_S
 from servesim.report.charts import sample_of
 from servesim.report.input import ReportInput, ReportRun, number_at, swept_value
 from servesim.stats import Sample
 from servesim.wire.prometheus import Family, format_openmetrics, format_page, histogram, single
 
-_TTFT = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    7.5,
-    10,
-    20,
-    40,
-    80,
-    160,
-    640,
-    2560,
-)
-_GAP = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
-_WHOLE = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
-
 HISTOGRAMS: dict[str, tuple[str, str, tuple[float, ...]]] = {
-    "ttft": ("servesim_time_to_first_token_seconds", "First token minus sent.", _TTFT),
-    "tpot": ("servesim_time_per_output_token_seconds", "Last minus first token over the tokens between.", _GAP),
-    "itl": ("servesim_inter_token_latency_seconds", "Gaps between tokens, pooled over requests.", _GAP),
-    "e2e": ("servesim_e2e_request_latency_seconds", "Last token minus sent.", _WHOLE),
-    "queue": ("servesim_request_queue_time_seconds", "First admitting step minus sent.", _WHOLE),
+    "ttft": ("servesim_time_to_first_token_seconds", "First token minus sent.", VLLM_TTFT_BOUNDS_S),
+    "tpot": (
+        "servesim_time_per_output_token_seconds",
+        "Last minus first token over the tokens between.",
+        VLLM_ITL_BOUNDS_S,
+    ),
+    "itl": ("servesim_inter_token_latency_seconds", "Gaps between tokens, pooled over requests.", VLLM_ITL_BOUNDS_S),
+    "e2e": ("servesim_e2e_request_latency_seconds", "Last token minus sent.", VLLM_REQUEST_BOUNDS_S),
+    "queue": ("servesim_request_queue_time_seconds", "First admitting step minus sent.", VLLM_REQUEST_BOUNDS_S),
 }
 """Metric of a run -> name, help and bounds in seconds of its histogram."""
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from servesim.config.offload import DEFAULT_LINK
+from servesim.config.offload import DEFAULT_OFFLOAD_LINK
 from servesim.fleet.autoscale import FIGURES
 from servesim.runs.records import ReplicaTotals, Run, ScalingTotals
 from servesim.stats import Distribution
@@ -99,7 +99,9 @@ def _beside(config: Mapping[str, Any]) -> list[str]:
         parts.append(f"{config['spec_tokens']} drafted tokens, acceptance {config['acceptance']}")
     if config.get("kv_offload"):
         overlap = ", overlapped" if config.get("offload_overlap") else ""
-        parts.append(f"KV tiers {config['kv_offload']} over {config.get('offload_link', DEFAULT_LINK)}{overlap}")
+        parts.append(
+            f"KV tiers {config['kv_offload']} over {config.get('offload_link', DEFAULT_OFFLOAD_LINK)}{overlap}"
+        )
     if config.get("max_loras"):
         parts.append(f"{config['max_loras']} adapters of rank {config.get('adapter_rank', 16)}")
     if config.get("autoscale"):

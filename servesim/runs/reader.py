@@ -37,11 +37,10 @@ from servesim.runs.records import (
     TierTotals,
 )
 from servesim.runs.writer import SCHEMA
-from servesim.units import refuse_constant, shown, suggest
+from servesim.units import MAX_COUNT, refuse_constant, shown, suggest
 from servesim.workload.requests import REQUEST_COLUMNS, TRAITS, Column, Content, Requests
 
 LONGEST_LINE = 64 * 2**20  # bytes; a request of a million token times is a third of it
-MAX_INTEGER = 2**53
 LARGEST = 1e15  # of any time and figure, so that no arithmetic on them overflows
 
 
@@ -80,13 +79,13 @@ class Line:
         value = self.fields.get(key)
         if value is None and default is not None:
             return default
-        if type(value) is not int or not minimum <= value <= MAX_INTEGER:
+        if type(value) is not int or not minimum <= value <= MAX_COUNT:
             raise self.wrong(key, f"a whole number of {minimum} or more")
         return value
 
     def integer(self, key: str, default: int) -> int:
         value = self.fields.get(key, default)
-        if type(value) is not int or abs(value) > MAX_INTEGER:
+        if type(value) is not int or abs(value) > MAX_COUNT:
             raise self.wrong(key, "a whole number")
         return value
 

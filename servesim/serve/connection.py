@@ -15,17 +15,15 @@ from __future__ import annotations
 
 import math
 import socket
-import struct
 import time
 from collections.abc import Callable
 from enum import Enum, auto
 
-from servesim.client.health import KERNEL_STAMPS, SO_TIMESTAMPNS
+from servesim.client.health import KERNEL_STAMPS, SO_TIMESTAMPNS, TIMESPEC
 from servesim.serve.http import CONTINUE, Fields, HttpError, HttpRequest, RequestReader, answer_head
 from servesim.wire.http_body import LAST_CHUNK, encode_chunk
 
 ANCILLARY_BYTES = 64
-_TIMESPEC = struct.Struct("@ll")
 _BELIEVED_S = 1.0
 
 Ancillary = list[tuple[int, int, bytes]]
@@ -43,8 +41,8 @@ def ask_for_stamps(sock: socket.socket) -> None:
 def came_at(ancillary: Ancillary, seen_s: float) -> float:
     """Return when the bytes came that were seen at `seen_s`, on the monotonic clock."""
     for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS and len(data) == _TIMESPEC.size:
-            seconds, nanoseconds = _TIMESPEC.unpack(data)
+        if level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS and len(data) == TIMESPEC.size:
+            seconds, nanoseconds = TIMESPEC.unpack(data)
             came_s: float = time.monotonic() - (time.time() - (seconds + nanoseconds * 1e-9))
             if seen_s - _BELIEVED_S < came_s < seen_s:
                 return came_s

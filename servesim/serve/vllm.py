@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from servesim.catalog.servers import VLLM_ITL_BOUNDS_S, VLLM_REQUEST_BOUNDS_S, VLLM_TTFT_BOUNDS_S
 from servesim.config.build import Server
 from servesim.serve.api_request import Asked, Fields, read_chat, read_completion, read_json
 from servesim.serve.app import Handler, Response
@@ -28,12 +29,6 @@ from servesim.wire.prometheus import Family, single
 if TYPE_CHECKING:
     from servesim.serve.app import ServeApp
 
-REQUEST_BOUNDS_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
-TTFT_BOUNDS_S = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
-    *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
-)
-ITL_BOUNDS_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 ITERATION_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 PREEMPTION_BOUNDS = (1, 2, 3, 4, 5, 10, 20)
 FINISHED = ("stop", "length", "abort", "error", "repetition")
@@ -159,24 +154,24 @@ class VllmMetrics:
             "request_params_max_tokens", "Histogram of the max_tokens request parameter.", tokens
         )
         self._ttft = histogram(
-            "time_to_first_token_seconds", "Histogram of time to first token in seconds.", TTFT_BOUNDS_S
+            "time_to_first_token_seconds", "Histogram of time to first token in seconds.", VLLM_TTFT_BOUNDS_S
         )
         self._itl = histogram(
-            "inter_token_latency_seconds", "Histogram of inter-token latency in seconds.", ITL_BOUNDS_S
+            "inter_token_latency_seconds", "Histogram of inter-token latency in seconds.", VLLM_ITL_BOUNDS_S
         )
         self._tpot = histogram(
             "request_time_per_output_token_seconds",
             "Histogram of time_per_output_token_seconds per request.",
-            ITL_BOUNDS_S,
+            VLLM_ITL_BOUNDS_S,
         )
         self._e2e = histogram(
-            "e2e_request_latency_seconds", "Histogram of e2e request latency in seconds.", REQUEST_BOUNDS_S
+            "e2e_request_latency_seconds", "Histogram of e2e request latency in seconds.", VLLM_REQUEST_BOUNDS_S
         )
         spent = "Histogram of time spent in {} phase for request."
-        self._queue = histogram("request_queue_time_seconds", spent.format("WAITING"), REQUEST_BOUNDS_S)
-        self._inference = histogram("request_inference_time_seconds", spent.format("RUNNING"), REQUEST_BOUNDS_S)
-        self._prefill = histogram("request_prefill_time_seconds", spent.format("PREFILL"), REQUEST_BOUNDS_S)
-        self._decode = histogram("request_decode_time_seconds", spent.format("DECODE"), REQUEST_BOUNDS_S)
+        self._queue = histogram("request_queue_time_seconds", spent.format("WAITING"), VLLM_REQUEST_BOUNDS_S)
+        self._inference = histogram("request_inference_time_seconds", spent.format("RUNNING"), VLLM_REQUEST_BOUNDS_S)
+        self._prefill = histogram("request_prefill_time_seconds", spent.format("PREFILL"), VLLM_REQUEST_BOUNDS_S)
+        self._decode = histogram("request_decode_time_seconds", spent.format("DECODE"), VLLM_REQUEST_BOUNDS_S)
         self._preempted = histogram(
             "request_num_preemptions", "Histogram of the number of times a request was preempted.", PREEMPTION_BOUNDS
         )
