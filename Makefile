@@ -22,7 +22,7 @@ lint: $(TOOLS)/pins ## ruff: lint and format
 type: $(TOOLS)/pins ## mypy --strict
 	$(TOOLS)/bin/mypy --strict servesim
 
-test: ## the tests, over all cores
+test: ## the tests, over all cores (SERVESIM_TESTS=full: what they leave to .ci/run, too)
 	$(PYTHON) -m tests
 
 smoke: ## loadgen against a real llama.cpp server (the first time it is built: ten minutes)

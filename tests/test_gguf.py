@@ -268,7 +268,7 @@ class DamagedFiles(InAFolder):
         begun = time.process_time()
         with self.assertRaisesRegex(InputError, "strings"):
             read_gguf(str(self.path))
-        self.assertLess(time.process_time() - begun, 1.0)
+        self.assertLess(time.process_time() - begun, 10.0)  # to read it all takes minutes
 
     def test_many_long_texts_are_not_all_kept(self) -> None:
         text = "x" * 60_000

@@ -22,7 +22,7 @@ import openai
 from openai import OpenAI
 
 url, model = sys.argv[1:]
-client = OpenAI(base_url=url + "/v1", api_key="any", max_retries=0, timeout=20)
+client = OpenAI(base_url=url + "/v1", api_key="any", max_retries=0, timeout=300)
 told = {"models": [each.id for each in client.models.list()]}
 messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
 chat = client.chat.completions.create(model=model, messages=messages, max_tokens=7)
@@ -70,7 +70,7 @@ def client_python() -> Path | None:
     try:
         venv.create(HOME, with_pip=True, clear=True)
         command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", PACKAGE]
-        subprocess.run(command, check=True, capture_output=True, timeout=120)
+        subprocess.run(command, check=True, capture_output=True, timeout=600)
     except (OSError, subprocess.SubprocessError):
         return None
     stamp.write_text(PACKAGE)
@@ -92,7 +92,7 @@ class OfficialClient(unittest.TestCase):
                 check=False,
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=300,
                 env=environ,
             )
             self.assertEqual(done.returncode, 0, done.stderr)
