@@ -32,10 +32,11 @@ from servesim.live.loadgen import LoadPage
 from servesim.plan.search import Answer, Probe, Search
 from servesim.plan.sweep import Point, grid, knee
 from servesim.report.documents import document, summary_document, sweep_document
-from servesim.report.loadgen import FoundLoad, load_json, load_text, spread_json, spread_text, target_text
+from servesim.report.loadgen import FoundLoad, load_json, load_text, repeats_of, spread_text, target_text
 from servesim.report.sweep import scan_json, scan_text, sweep_text
 from servesim.report.terminal import plot_rows, plot_run
 from servesim.report.text import summary_text
+from servesim.runs.as_json import as_json
 from servesim.runs.records import Run
 from servesim.summary.slo import Slo, parse_slos
 from servesim.summary.summary import Summary, summarize
@@ -320,7 +321,7 @@ def _single(work: Work, call: Call) -> Result:
     def document() -> dict[str, Any]:
         document = summary_document("loadgen", run.config, summary) | load_json(run, summary)
         if len(repeats) > 1:
-            document["repeats"] = spread_json(repeats)
+            document["repeats"] = as_json(repeats_of(repeats))
         return document
 
     def text() -> str:

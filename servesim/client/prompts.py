@@ -17,7 +17,7 @@ import json
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Annotated, Protocol
 
 from servesim.client.flavour import Prompt
 from servesim.errors import InputError
@@ -225,7 +225,7 @@ class PromptAccuracy:
     """How close the prompts came to the asked length, in tokens as the server counted them."""
 
     count: int
-    within_tolerance: float  # share within max(2 tokens, 1 %)
+    within_tolerance: Annotated[float, "fraction"]  # within max(2 tokens, 1 %)
     mean_error_tokens: float
     max_error_tokens: int
 

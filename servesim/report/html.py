@@ -127,9 +127,9 @@ def _failures(named: ReportRun, *, several: bool) -> Iterator[str]:
     failures = failures_of(named.run)
     if not failures:
         return
-    rows: list[Sequence[str]] = [(f"{count:,}", kind, message or "-") for (kind, message), count in failures[:FAILURES]]
+    rows: list[Sequence[str]] = [(f"{each.count:,}", each.kind, each.message or "-") for each in failures[:FAILURES]]
     if len(failures) > FAILURES:
-        rows.append((f"{sum(count for _, count in failures[FAILURES:]):,}", "others", "-"))
+        rows.append((f"{sum(each.count for each in failures[FAILURES:]):,}", "others", "-"))
     who = f" of {named.name}" if several else ""
     yield table_html(
         Table(title=f"Failed and rejected requests{who}", columns=("requests", "kind", "message"), rows=rows), "words"

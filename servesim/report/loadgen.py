@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from servesim.client.prompts import PromptAccuracy, prompt_accuracy
 from servesim.console import one_line
@@ -156,7 +156,7 @@ def load_json(run: Run, summary: Summary) -> dict[str, Any]:
         "server_timings": timings_of(run),
         "prompt_accuracy": None if accuracy is None else asdict(accuracy),
         "warmup": [] if run.warmup is None else [request_row(run.warmup, i) for i in range(len(run.warmup.records))],
-        "failures": [{"kind": kind, "message": message, "count": n} for (kind, message), n in failures_of(run)],
+        "failures": [asdict(each) for each in failures_of(run)],
         "setup": run.setup,
     }
 
@@ -188,30 +188,48 @@ def timings_of(run: Run) -> dict[str, float]:
     return {name: math.fsum(found) / len(found) for name, found in values.items()}
 
 
-def failures_of(run: Run) -> list[tuple[tuple[str, str], int]]:
-    """Return (kind, message) of the failures with how many had it, the most frequent first."""
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Failure:
+    """What went wrong with `count` requests, in the words of whoever said so."""
+
+    kind: str
+    message: str
+    count: int
+
+
+def failures_of(run: Run) -> list[Failure]:
+    """Return what failed or was rejected, the most frequent first."""
     records = run.records
-    return Counter(
+    counts = Counter(
         (records.reason.get(index, "unknown"), str(records.extra.get(index, {}).get("message") or ""))
         for index, outcome in enumerate(records.outcome)
         if outcome in (Outcome.FAILED, Outcome.REJECTED)
-    ).most_common()
+    )
+    return [Failure(kind=kind, message=message, count=count) for (kind, message), count in counts.most_common()]
 
 
 def failures_text(run: Run) -> str:
     """Return the messages of what failed, the most frequent ones."""
     failures = failures_of(run)
     lines = ""
-    for (kind, message), count in failures[:MESSAGES]:
-        lines += _line("failed", f"{count:,} {kind}" + (f": {message}" if message else ""))
+    for each in failures[:MESSAGES]:
+        lines += _line("failed", f"{each.count:,} {each.kind}" + (f": {each.message}" if each.message else ""))
     if len(failures) > MESSAGES:
         lines += _line("", f"and {len(failures) - MESSAGES:,} other messages; --save keeps each request's")
     return lines
 
 
-def spread_json(repeats: Sequence[Summary]) -> dict[str, Any]:
-    """Return the main figures of each repeat, and how far apart they lie as a share of their mean."""
-    return {name: {"values": values, "spread": _spread(values)} for name, values in _figures(repeats).items()}
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Repeats:
+    """One figure of repeated runs, and how far apart they lie."""
+
+    values: list[float | None]
+    spread: Annotated[float | None, "largest minus smallest, by the mean"]
+
+
+def repeats_of(summaries: Sequence[Summary]) -> dict[str, Repeats]:
+    """Return the main figures of each repeat."""
+    return {name: Repeats(values=values, spread=_spread(values)) for name, values in _figures(summaries).items()}
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

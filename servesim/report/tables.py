@@ -175,8 +175,8 @@ def markdown(report: ReportInput) -> Iterator[str]:
         parts += [f"warning: {text}" for text in named.summary.warnings]
         parts += [f"law broken: {text}" for text in named.summary.violations]
         parts += [
-            f"{count:,} {kind}" + (f": {message}" if message else "")
-            for (kind, message), count in failures_of(named.run)[:10]
+            f"{each.count:,} {each.kind}" + (f": {each.message}" if each.message else "")
+            for each in failures_of(named.run)[:10]
         ]
         if lines := fleet_lines(named.summary):
             yield f"\n**{escape_markdown(who)}More of the run**\n\n" + "".join(f"    {plain(line)}\n" for line in lines)

@@ -1,4 +1,4 @@
-"""The JSON Schemas of everything that servesim writes: tables of fields with what each means, and what is made of them.
+"""The JSON Schemas of everything that servesim writes, made of the dataclasses that hold it and of tables for the rest.
 
-Knows no verb and no class that writes a document; tests hold the schemas against what every verb really writes.
+Knows no verb; tests hold the schemas against what every verb really writes.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, get_type_hints
 
 from servesim.report.schemas.answers import BINDS
-from servesim.report.schemas.figures import CLIENT, SERVER, USAGE
+from servesim.report.schemas.bodies import CLIENT, SERVER, USAGE
 from servesim.report.schemas.vocabulary import Either, Maybe, Part, fields_of
 from servesim.runs.columns import KINDS, LINE
 from servesim.runs.records import (

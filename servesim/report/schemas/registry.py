@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from servesim.report.explain import StepCost
-from servesim.report.schemas import answers, facts, figures, grids, lines
+from servesim.report.schemas import answers, bodies, lines
 from servesim.report.schemas.vocabulary import PART_NAMES, fields_of, json_schema, parts_of
 from servesim.units import suggest
 from servesim.workload.traces.describe import TraceDescription
@@ -35,10 +35,10 @@ class Schema:
 
 SCHEMAS: dict[str, Schema] = {
     "summary": Schema(
-        about="one run: simulate --json, loadgen --json", body={**figures.SUMMARY, **figures.BESIDE_A_SUMMARY}
+        about="one run: simulate --json, loadgen --json", body={**bodies.SUMMARY, **bodies.BESIDE_A_SUMMARY}
     ),
-    "sweep": Schema(about="a grid of runs: sweep --json, loadgen --json with a list", body=grids.SWEEP),
-    "find": Schema(about="the highest load within objectives: loadgen --find --json", body=grids.FIND),
+    "sweep": Schema(about="a grid of runs: sweep --json, loadgen --json with a list", body=bodies.SWEEP),
+    "find": Schema(about="the highest load within objectives: loadgen --find --json", body=bodies.FIND),
     "capacity": Schema(about="what fits: capacity --json", body=answers.CAPACITY),
     "compare": Schema(about="two runs side by side: compare --json", body=answers.COMPARE),
     "plan": Schema(about="the cheapest servers: plan --json", body=answers.PLAN),
@@ -46,25 +46,25 @@ SCHEMAS: dict[str, Schema] = {
     "diagnose": Schema(about="what binds a server: diagnose --json", body=answers.DIAGNOSE),
     "calibrate": Schema(about="a fit: calibrate --json", body=answers.CALIBRATE),
     "device": Schema(
-        about="a device: what calibrate -o writes and --hardware FILE reads", body=facts.DEVICE, framed=False
+        about="a device: what calibrate -o writes and --hardware FILE reads", body=bodies.DEVICE, framed=False
     ),
     "validate": Schema(about="the evidence for the cost models: validate --json", body=answers.VALIDATE),
     "run": Schema(about="one line of a saved run: --save FILE", body=lines.RUN, framed=False, lines=True),
-    "report": Schema(about="summaries of saved runs: report --json", body=grids.REPORT),
+    "report": Schema(about="summaries of saved runs: report --json", body=bodies.REPORT),
     "trace": Schema(about="what is in a trace: trace describe --json", body=fields_of(TraceDescription)),
-    "models": Schema(about="models or formats of weights: models --json", body=facts.MODELS),
-    "hardware": Schema(about="devices: hardware --json", body=facts.HARDWARE),
-    "schema": Schema(about="what schemas there are: schema --json", body=facts.SCHEMAS_THERE_ARE),
+    "models": Schema(about="models or formats of weights: models --json", body=bodies.MODELS),
+    "hardware": Schema(about="devices: hardware --json", body=bodies.HARDWARE),
+    "schema": Schema(about="what schemas there are: schema --json", body=bodies.SCHEMAS_THERE_ARE),
 }
 """The name and number in a document's `schema` are `servesim.NAME/NUMBER`."""
 
 PARTS: dict[str, Any] = {
     **{name: fields_of(kind) for kind, name in PART_NAMES.items()},
-    "slo": figures.SLO,
-    "histogram": figures.HISTOGRAM,
-    "client": figures.CLIENT,
-    "server": figures.SERVER,
-    "summary": figures.SUMMARY,
+    "slo": bodies.SLO,
+    "histogram": bodies.HISTOGRAM,
+    "client": bodies.CLIENT,
+    "server": bodies.SERVER,
+    "summary": bodies.SUMMARY,
     "cost": fields_of(StepCost),
     "request": lines.REQUEST,
     "trial": answers.TRIAL,
