@@ -93,7 +93,7 @@ class TheVerbs(unittest.TestCase):
     def test_a_fleet_is_not_one_engine(self) -> None:
         said = servesim("simulate", "--replicas", "2", "--explain-cost", "--requests", "2")
         self.assertEqual(said.code, 2)
-        self.assertIn("explain_cost is told of one engine", said.err)
+        self.assertIn("explain_cost describes one engine", said.err)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ Fit the cost model of a device to measurements: saved runs, reports (loadgen --j
 tables (CSV or JSON: prompt_tokens, output_tokens, concurrency, ttft_ms, tpot_ms, e2e_s, ...), in any mixture. The last
 line is the fitted device; -o writes it as a file that every verb's --hardware takes. Exit 1: the fit is unusable."""
 
-# What a fit is asked to find, or makes no difference to it.
+# What a fit finds, or what makes no difference to it.
 _FITTED = ("mfu", "mbu", "step_overhead_s", "cost_model")
 
 FIT = Group(

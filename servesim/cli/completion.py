@@ -1,8 +1,6 @@
-"""`servesim completion SHELL`: the script that lets a shell complete verbs, options, presets and files.
+"""`servesim completion SHELL`: the script that lets bash, zsh or fish complete verbs, options, presets and files.
 
-What can be completed on the command line, read from the parsers: verbs, options, and the words that they take.
-
-Completion scripts for bash, zsh and fish. Knows the shells' words, and no option.
+What can be completed is read from the parsers of the verbs: this module knows no option by name.
 """
 
 from __future__ import annotations
@@ -147,7 +145,7 @@ def _bash_values(words: Sequence[str], path: bool) -> str:
 
 def zsh(verbs: Sequence[Verb]) -> str:
     """Return a script for zsh, to be sourced behind compinit or to lie as `_servesim` on the fpath."""
-    told = "".join(f"        {_quoted(f'{verb.name}:{verb.about}')}\n" for verb in verbs)
+    described = "".join(f"        {_quoted(f'{verb.name}:{verb.about}')}\n" for verb in verbs)
     cases = "".join(
         f"        {verb.name})\n            _arguments \\\n"
         + "".join(f"                {spec} \\\n" for option in verb.options for spec in _zsh_specs(option))
@@ -159,7 +157,7 @@ def zsh(verbs: Sequence[Verb]) -> str:
 # servesim's completion for zsh: source it behind compinit, or save it as _servesim in a folder of your fpath
 _servesim() {{
     local -a verbs=(
-{told}    )
+{described}    )
     if ((CURRENT == 2)); then
         _describe verb verbs
         return

@@ -1,4 +1,4 @@
-"""`--like RUN`: a measured server and its load as the options of a simulation, as far as the server told of itself."""
+"""`--like RUN`: a measured server and its load as the options of a simulation, as far as the server reports them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from servesim.summary.summary import summarize
 def like_options(path: str) -> dict[str, Any]:
     """Return the options that stand for the run in `path`: what `loadgen` saved, or printed with `--json`.
 
-    A length that was asked for as one number is the one that the server counted. Raises InputError for a file that
+    A length that was given as one number is the one that the server counted. Raises InputError for a file that
     holds no measured run.
     """
     document = recognise(path).json_object()
@@ -32,15 +32,15 @@ def like_note(path: str, values: dict[str, Any]) -> str:
     """Return the sentence that says what a simulation like the run in `path` takes from it, and what it cannot."""
     document = recognise(path).json_object()
     facts = document.get("setup") or {}
-    told = ("model", "slots", "kv_tokens", "kv_blocks", "block_size", "max_model_len", "max_num_seqs", "rules")
-    taken = ", ".join(f"{name} {values[name]}" for name in told if name in values)
-    note = f"like {path}: {taken or 'the server told nothing of itself'}; no server tells its device (--hardware)"
+    reported = ("model", "slots", "kv_tokens", "kv_blocks", "block_size", "max_model_len", "max_num_seqs", "rules")
+    taken = ", ".join(f"{name} {values[name]}" for name in reported if name in values)
+    note = f"like {path}: {taken or 'the server reports nothing of itself'}; no server reports its device (--hardware)"
     if facts.get("model") and known_model(facts) is None and "model" not in values:
         note += f", and {facts['model']!r} is no known model (--model)"
     summary = _summary(path, document)
-    for name, (asked, counted) in _counted(document["config"], summary).items():
+    for name, (given, counted) in _counted(document["config"], summary).items():
         if values.get(name) == counted:
-            note += f"; {name} {counted} as counted there, {asked} were asked for"
+            note += f"; {name} {counted} as counted there, {given} were asked for"
     cached = _cached_share(summary)
     if cached > NOTED_CACHED_SHARE and not values.get("prefix_caching"):
         note += f"; {cached:.0%} of the prompt tokens were cached there, and here all of them are computed"
@@ -48,17 +48,17 @@ def like_note(path: str, values: dict[str, Any]) -> str:
 
 
 def _counted(config: dict[str, Any], summary: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return (asked, counted on average) of each length that was to be one number and became another.
+    """Return (given, counted on average) of each length that was to be one number and became another.
 
     A chat template adds to short prompts, and an answer may end by itself.
     """
     found: dict[str, tuple[str, str]] = {}
     completed = (summary.get("requests") or {}).get("completed") or 0
     for name, kind in (("prompt_tokens", "prompt"), ("output_tokens", "output")):
-        asked, total = str(config.get(name)), (summary.get("tokens") or {}).get(kind) or 0
+        given, total = str(config.get(name)), (summary.get("tokens") or {}).get(kind) or 0
         counted = round(total / completed) if completed else 0
-        if asked.isdigit() and counted and counted != int(asked):
-            found[name] = asked, str(counted)
+        if given.isdigit() and counted and counted != int(given):
+            found[name] = given, str(counted)
     return found
 
 

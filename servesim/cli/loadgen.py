@@ -1,8 +1,6 @@
 """`servesim loadgen`: measure a real server, with the simulator's own workloads, metrics and reports.
 
-What `loadgen` is asked to measure, decided and checked before anybody is spoken to.
-
-A `loadgen` measurement in progress: who measures, where the records go, who hears of it.
+A `Plan` is what is to be measured, checked before the first request; `Work` is its measurement in progress.
 """
 
 from __future__ import annotations
@@ -63,7 +61,7 @@ class Plan:
 
     @property
     def first_label(self) -> str:
-        """Return what sets the file of the first run apart, empty where there is one run."""
+        """Return the suffix of the first run's file, empty where there is one run."""
         if self.load.find is not None:
             return probe_label(self.load.find, float(self.values[self.load.find]), 0)
         return point_label(self.points[0])
@@ -143,7 +141,7 @@ def _describe_given(values: dict[str, Any], given: list[GivenPrompt]) -> None:
 
 
 def point_label(point: Point) -> str:
-    """Return what sets the file of a grid's point apart.
+    """Return the suffix of the file of a grid's point.
 
     >>> point_label({"concurrency": 8, "output_tokens": "10"})
     'concurrency-8.output_tokens-10'
@@ -152,7 +150,7 @@ def point_label(point: Point) -> str:
 
 
 def probe_label(key: str, load: float, number: int) -> str:
-    """Return what sets the file of a search's probe apart.
+    """Return the suffix of the file of a search's probe.
 
     >>> probe_label("rate", 2.5, 0)
     'rate-2.5.1'
@@ -197,7 +195,7 @@ class Work:
             self.page.close()
 
     def measure(self, point: Point, label: str, *, warmup: int | None = None) -> tuple[Run, Summary]:
-        """Measure one point once; `label` sets its file apart where there are several."""
+        """Measure one point once; `label` is the suffix of its file where there are several."""
         values = self.plan.values | point
         spec = spec_of(WorkloadSpec, values)
         config = self.measurer.config(spec) | ({"slo": values["slo"]} if values.get("slo") else {})
@@ -226,7 +224,7 @@ class Work:
         return run, summarize(run, self.plan.slos)
 
     def repeated(self, point: Point, label: str) -> tuple[Run, Summary, list[Summary]]:
-        """Measure one point as often as asked; return the repeat of median throughput, and all of them."""
+        """Measure one point as often as the plan says; return the repeat of median throughput, and all of them."""
         done: list[tuple[Run, Summary]] = []
         for number in range(self.plan.repeat):
             warmup = self.plan.warmup if number == 0 else 0
@@ -253,11 +251,11 @@ class Work:
 
 
 def _waiting(console: Console) -> Callable[[str], None]:
-    told: set[str] = set()
+    said: set[str] = set()
 
     def waiting(why: str) -> None:
-        if why not in told:
-            told.add(why)
+        if why not in said:
+            said.add(why)
             console.note(f"waiting: {why}")
 
     return waiting

@@ -32,7 +32,7 @@ KINDS = {
 
 
 def _wrapped(summary: str) -> str:
-    """Return `summary` wrapped: paragraphs are apart by an empty line, `  name   text` is an entry of a list."""
+    """Return `summary` wrapped: an empty line ends a paragraph, `  name   text` is an entry of a list."""
     parts = []
     for part in summary.split("\n\n"):
         entry = re.match(r"  \S+ +", part)

@@ -57,7 +57,7 @@ def _split(value: Any, name: str) -> str:
     return "off" if value == "off" else split(value, name)
 
 
-ASKED = Group(
+OBJECTIVE = Group(
     "objective",
     (
         SLO,
@@ -117,7 +117,7 @@ def build_parser() -> Parser:
         "Exit 1: nothing meets the objectives.",
         EXAMPLES,
         (
-            ASKED,
+            OBJECTIVE,
             Group("link between prefill and decode", _LINK),
             *load,
             *SERVER_GROUPS,
@@ -146,12 +146,12 @@ def plan_spec(values: dict[str, Any], console: Console | None = None) -> PlanSpe
     if not slos:
         raise InputError("a plan needs an objective, such as --slo ttft_p95=500ms")
     rate = values.get("rate")
-    asked = {key: value for key, value in values.items() if key != "rate"}
+    load = {key: value for key, value in values.items() if key != "rate"}
     if "trace" not in values:
-        asked = {"requests": REQUESTS_OF_A_SEARCH, "rate": rate or 1.0, **asked}
+        load = {"requests": REQUESTS_OF_A_SEARCH, "rate": rate or 1.0, **load}
     elif values["trace"] == STDIN or is_pipe(values["trace"]):
         raise InputError("a plan reads its trace many times, so not from standard input or a pipe; give a file")
-    workload = spec_of(WorkloadSpec, asked)
+    workload = spec_of(WorkloadSpec, load)
     notes: list[str] = []
     requests = load_requests(workload, notes)
     axes = {
@@ -180,17 +180,17 @@ def plan_spec(values: dict[str, Any], console: Console | None = None) -> PlanSpe
 
 
 def _fleets(values: dict[str, Any]) -> list[FleetSpec]:
-    asked = values.get("disagg", "off")
+    forms = values.get("disagg", "off")
     link = {option.key: values[option.key] for option in _LINK if option.key in values}
     link.setdefault("link_bytes_per_s", FLEET_CHECKS["link_bytes_per_s"](DEFAULT_LINK, "link"))
     return [
         FleetSpec() if form == "off" else FleetSpec(disagg=form, **link)
-        for form in (asked if isinstance(asked, list) else [asked])
+        for form in (forms if isinstance(forms, list) else [forms])
     ]
 
 
 def _config(values: dict[str, Any], spec: PlanSpec) -> dict[str, Any]:
-    """Return what was asked, as `--config` takes it back, with the workload in force."""
+    """Return the options, as `--config` takes it back, with the workload in force."""
     load = {key: value for key, value in spec.question.workload.as_dict().items() if value is not None}
     load = {key: value for key, value in load.items() if key not in _NOT_HERE}
     return {**load, **{key: value for key, value in values.items() if key not in _NOT_PLAN}}

@@ -55,7 +55,7 @@ SHOWN = Group(
         Option("--title", "title", "the title of the report", text, "TEXT", "the names of the files"),
         SLO,
         Option("--hardware", "hardware", "the device of a measured run, for its roofline", text, "NAME"),
-        Option("--model", "model", "the model of a measured run, for its roofline", text, "NAME", "as asked for"),
+        Option("--model", "model", "the model of a measured run, for its roofline", text, "NAME", "the run's own"),
     ),
 )
 
@@ -63,12 +63,12 @@ JSON = Option("--json", "json", "the summaries as one JSON document: --format js
 
 
 def build_parser() -> Parser:
-    told = "\n".join(f"  {name:<14}{renderer.summary}" for name, renderer in RENDERERS.items())
+    formats = "\n".join(f"  {name:<14}{renderer.summary}" for name, renderer in RENDERERS.items())
     parser = Parser(
         "report",
         "Pictures and exports of saved runs (--save) and of the JSON documents of sweep, loadgen and simulate.\n"
         "Several runs are drawn into the same pictures. Exit 1: the file cannot be written.\n\n"
-        f"{told}",
+        f"{formats}",
         EXAMPLES,
         (SHOWN, Group("output", (JSON, OUTPUT, QUIET))),
     )
@@ -108,7 +108,7 @@ def read_report(files: Sequence[str], slos: Sequence[Slo] = (), *, title: str | 
             report.grids.append(grid_of(_document(file), name=name, path=path))
             continue
         saved = read_saved(path)
-        asked = list(slos) or _own_slos(saved.run.config)
+        limits = list(slos) or _own_slos(saved.run.config)
         report.runs.append(
             ReportRun(
                 name=name,
@@ -116,8 +116,8 @@ def read_report(files: Sequence[str], slos: Sequence[Slo] = (), *, title: str | 
                 command=saved.command,
                 version=saved.version,
                 run=saved.run,
-                summary=summarize(saved.run, asked),
-                slos=asked,
+                summary=summarize(saved.run, limits),
+                slos=limits,
             )
         )
         if not len(saved.run.records):

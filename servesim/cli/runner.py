@@ -154,7 +154,7 @@ _REPLACES: dict[str, tuple[str, ...]] = {
 
 
 def gather(parser: Parser, flags: dict[str, Any]) -> dict[str, Any]:
-    """Return every value that was asked for, by key: those of `--config` or `--like`, and over them the flags."""
+    """Return every value that was given, by key: those of `--config` or `--like`, and over them the flags."""
     path, like = flags.get("config_file"), flags.get("like")
     if path is None and like is None:
         return flags
@@ -199,9 +199,9 @@ def _checked(option: Option, value: Any, name: str, *, lists: bool) -> Any:
 
 def _without_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """Leave out what the configured server would have had anyway, so that another device brings its own defaults."""
-    asked = {key: value for key, value in values.items() if key not in DERIVED}
+    given = {key: value for key, value in values.items() if key not in DERIVED}
     try:
-        server = build_server(spec_of(ServerSpec, asked)).spec
+        server = build_server(spec_of(ServerSpec, given)).spec
     except ServesimError:
         return values
-    return asked | {key: values[key] for key in DERIVED if key in values and values[key] != getattr(server, key)}
+    return given | {key: values[key] for key in DERIVED if key in values and values[key] != getattr(server, key)}

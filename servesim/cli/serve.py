@@ -67,5 +67,5 @@ def _report(serving: Serving, console: Console) -> None:
         console.warn(f"{serving.loop.cut_off:,} answers were cut off; a longer --grace lets them finish")
     if steps:
         bound_s = own.lateness.quantile_bound(0.99)
-        told = f"{bound_s * 1e3:g} ms or less" if bound_s < 1e9 else "more than a second"
-        console.note(f"{steps:,} steps, {int(own.tokens.value()):,} tokens; 99 % of the steps were late by {told}")
+        late = f"{bound_s * 1e3:g} ms or less" if bound_s < 1e9 else "more than a second"
+        console.note(f"{steps:,} steps, {int(own.tokens.value()):,} tokens; 99 % of the steps were late by {late}")

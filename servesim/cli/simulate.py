@@ -113,7 +113,7 @@ def _run(values: dict[str, Any], console: Console) -> tuple[Run, Summary, Summar
     deployment = build_deployment(spec_of(ServerSpec, values), spec_of(FleetSpec, values))
     spec, slos = spec_of(WorkloadSpec, values), parse_slos(values.get("slo", ()))
     if values.get("explain_cost") and deployment.lone is None:
-        raise InputError("explain_cost is told of one engine; leave out the fleet")
+        raise InputError("explain_cost describes one engine; leave out the fleet")
     notes = list(deployment.notes)
     requests = load_requests(spec, notes)
     check_classes(requests, slos)

@@ -47,7 +47,7 @@ def colocated_rows(points: Sequence[Point], cells: Sequence[Cell]) -> tuple[list
     """Return a row for each fleet of colocated engines that the grid's links are to be compared with."""
     rows: dict[Cell, Point] = {}
     for point, cell in zip(points, cells, strict=True):
-        if cell.fleet.is_apart:
+        if cell.fleet.is_disaggregated:
             unlinked = {key: None if key in FLEET_CHECKS and key != "disagg" else point[key] for key in point}
             rows.setdefault(colocated(cell), unlinked)
     return list(rows.values()), list(rows)
@@ -60,7 +60,7 @@ def find_crossings(
     known = dict(zip(cells, summaries, strict=True))
     curves: dict[tuple[tuple[str, Any], ...], list[Cell]] = {}
     for point, cell in zip(points, cells, strict=True):
-        if cell.fleet.is_apart:
+        if cell.fleet.is_disaggregated:
             curves.setdefault(tuple((key, value) for key, value in point.items() if key != LINK_AXIS), []).append(cell)
     found = []
     for rest, curve in curves.items():
@@ -84,7 +84,7 @@ AS_IN_LOADGEN = Group(
     (
         Option("--repeat", "repeat", "of a length scan: requests a length", count(), default="5"),
         Option("--warmup", "warmup", "means nothing here: a simulation is never cold", count(minimum=0)),
-        Option("--ignore-eos", "ignore_eos", "means nothing here: answers have the asked length"),
+        Option("--ignore-eos", "ignore_eos", "means nothing here: answers have the given length"),
     ),
 )
 

@@ -156,7 +156,7 @@ def _check_options(action: str, values: dict[str, Any]) -> None:
 
 
 def _reshaped(requests: Requests, values: dict[str, Any]) -> Requests:
-    """Return the requests cut and paced as asked: first the window, then the sample, then the pace."""
+    """Return the requests cut and paced as the options say: first the window, then the sample, then the pace."""
     seed = values.get("seed", 7)
     if values.keys() & {"from_s", "to_s"}:
         requests = window(requests, values.get("from_s", 0.0), values.get("to_s", math.inf))

@@ -1,7 +1,7 @@
-"""From the server that is asked for to one that can be run: defaults, memory, limits, cost model.
+"""From a server as it was given to one that can be run: defaults, memory, limits, cost model.
 
-What depends on something else is decided here and nowhere else: vLLM's own defaults for a device, the balance of seats
-and token budget, the cache that memory leaves, the slots of llama.cpp.
+What depends on something else is decided here and nowhere else: vLLM's own defaults for a device, the balance of
+max_num_seqs and token budget, the cache that memory leaves, the slots of llama.cpp.
 """
 
 from __future__ import annotations
@@ -83,22 +83,22 @@ class Server:
         return {**self.spec.as_dict(), "num_blocks": self.config.num_blocks}
 
 
-def build_server(asked: ServerSpec, *, tokens_per_request: int | None = None) -> Server:
-    """Return the server that `asked` comes to.
+def build_server(given: ServerSpec, *, tokens_per_request: int | None = None) -> Server:
+    """Return the server that `given` comes to.
 
     Raises `InputError` for limits that contradict each other and `CapacityError` where memory does not suffice.
     """
-    hardware = _device(asked)
-    cost_model = asked.cost_model or hardware.fitted_for or COST_MODEL
+    hardware = _device(given)
+    cost_model = given.cost_model or hardware.fitted_for or COST_MODEL
     if cost_model not in COST_MODELS:
         raise suggest("cost model", cost_model, COST_MODELS)
-    asked, model = replace(asked, cost_model=cost_model), _model(asked)
-    spec = replace(_with_defaults(asked, hardware), kv_cache_dtype=model.kv_dtype)
-    spec, notes = _with_limits(spec, asked, hardware)
+    given, model = replace(given, cost_model=cost_model), _model(given)
+    spec = replace(_with_defaults(given, hardware), kv_cache_dtype=model.kv_dtype)
+    spec, notes = _with_limits(spec, given, hardware)
     adapter = _adapter_bytes(spec, model)
     plan = _plan(spec, model, hardware, tokens_per_request, adapter * (spec.max_loras or 0))
     config = _engine_config(spec, plan, _adapters(spec, hardware, adapter))
-    if asked.slots is not None:
+    if given.slots is not None:
         spec = replace(spec, max_num_seqs=config.max_num_seqs, max_model_len=config.max_model_len)
     return Server(
         spec=spec,
@@ -108,89 +108,89 @@ def build_server(asked: ServerSpec, *, tokens_per_request: int | None = None) ->
         config=config,
         adapter_bytes=adapter,
         notes=tuple(notes),
-        warnings=tuple(_warnings(spec, asked, hardware, plan)),
+        warnings=tuple(_warnings(spec, given, hardware, plan)),
     )
 
 
-def _model(asked: ServerSpec) -> Model:
-    """Return the model with the weights and the cache written as was asked for."""
-    model = load_model(asked.model)
-    if asked.quantization is not None and asked.quantization != model.weight_dtype:
-        model = model.quantized(asked.quantization)
-    return model if asked.kv_cache_dtype is None else model.with_kv_dtype(asked.kv_cache_dtype)
+def _model(given: ServerSpec) -> Model:
+    """Return the model with the weights and the cache in the formats that were given."""
+    model = load_model(given.model)
+    if given.quantization is not None and given.quantization != model.weight_dtype:
+        model = model.quantized(given.quantization)
+    return model if given.kv_cache_dtype is None else model.with_kv_dtype(given.kv_cache_dtype)
 
 
-def _device(asked: ServerSpec) -> Hardware:
+def _device(given: ServerSpec) -> Hardware:
     """Return the device with what was given instead; a value that is the preset's own changes nothing of it."""
-    preset = load_hardware(asked.hardware)
-    overhead_s = preset.overhead_s if asked.step_overhead_s is None else asked.step_overhead_s
+    preset = load_hardware(given.hardware)
+    overhead_s = preset.overhead_s if given.step_overhead_s is None else given.step_overhead_s
     hardware = preset.with_efficiency(
-        mfu=None if asked.mfu == preset.mfu else asked.mfu,
-        mbu=None if asked.mbu == preset.mbu else asked.mbu,
+        mfu=None if given.mfu == preset.mfu else given.mfu,
+        mbu=None if given.mbu == preset.mbu else given.mbu,
         overhead_ms=None if overhead_s == preset.overhead_s else overhead_s * 1e3,
     )
-    return hardware if asked.reserve_gib is None else replace(hardware, reserve_gib=asked.reserve_gib)
+    return hardware if given.reserve_gib is None else replace(hardware, reserve_gib=given.reserve_gib)
 
 
-def _with_defaults(asked: ServerSpec, hardware: Hardware) -> ServerSpec:
-    """Fill in what was not given and depends on nothing but the device and on whether vLLM's defaults are asked for."""
+def _with_defaults(given: ServerSpec, hardware: Hardware) -> ServerSpec:
+    """Fill in what was not given and depends on nothing but the device and on whether vLLM's defaults are wanted."""
     utilization, block_size, caching, ahead = DEFAULT_UTILIZATION, BLOCK_SIZE, False, False
-    if asked.like_vllm:
-        vllm = vllm_defaults(hardware, asked.rules, tensor_parallel=asked.tensor_parallel_size)
+    if given.like_vllm:
+        vllm = vllm_defaults(hardware, given.rules, tensor_parallel=given.tensor_parallel_size)
         utilization, block_size = vllm.gpu_memory_utilization, vllm.block_size
         caching, ahead = vllm.prefix_caching, vllm.async_scheduling
     return replace(
-        asked,
-        gpu_memory_utilization=_or(asked.gpu_memory_utilization, utilization),
+        given,
+        gpu_memory_utilization=_or(given.gpu_memory_utilization, utilization),
         reserve_gib=hardware.reserve_gib,
-        block_size=_or(asked.block_size, block_size),
-        prefix_caching=_or(asked.prefix_caching, caching),
-        async_scheduling=_or(asked.async_scheduling, ahead),
+        block_size=_or(given.block_size, block_size),
+        prefix_caching=_or(given.prefix_caching, caching),
+        async_scheduling=_or(given.async_scheduling, ahead),
         mfu=hardware.mfu,
         mbu=hardware.mbu,
-        step_overhead_s=_or(asked.step_overhead_s, hardware.overhead_s),
+        step_overhead_s=_or(given.step_overhead_s, hardware.overhead_s),
     )
 
 
-def _or(given: Any, default: Any) -> Any:
-    return default if given is None else given
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value
 
 
-def _with_limits(spec: ServerSpec, asked: ServerSpec, hardware: Hardware) -> tuple[ServerSpec, list[str]]:
-    """Balance seats and token budget as vLLM does, and say what was moved."""
-    tokens, seqs, longest = asked.max_num_batched_tokens, asked.max_num_seqs, asked.max_model_len
-    if asked.slots is not None:
-        seqs = asked.slots
+def _with_limits(spec: ServerSpec, given: ServerSpec, hardware: Hardware) -> tuple[ServerSpec, list[str]]:
+    """Balance max_num_seqs and token budget as vLLM does, and say what was moved."""
+    tokens, seqs, longest = given.max_num_batched_tokens, given.max_num_seqs, given.max_model_len
+    if given.slots is not None:
+        seqs = given.slots
     if tokens is not None and seqs is not None and tokens < seqs:
         raise InputError(
             f"max_num_batched_tokens is {tokens}, must be at least max_num_seqs ({seqs}): "
             "every running sequence needs a token of each step"
         )
     too_long = tokens is not None and longest is not None and longest > tokens
-    if too_long and not asked.chunked_prefill and asked.slots is None:  # what a slot holds was not given, but follows
+    if too_long and not given.chunked_prefill and given.slots is None:  # what a slot holds was not given, but follows
         raise InputError(
             f"max_model_len is {longest}, must be at most max_num_batched_tokens ({tokens}) without chunked prefill: "
             "a prompt enters whole or not at all"
         )
     default_tokens, default_seqs = MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS
-    if asked.like_vllm:
-        vllm = vllm_defaults(hardware, asked.rules, tensor_parallel=asked.tensor_parallel_size)
+    if given.like_vllm:
+        vllm = vllm_defaults(hardware, given.rules, tensor_parallel=given.tensor_parallel_size)
         default_tokens, default_seqs = vllm.max_num_batched_tokens, vllm.max_num_seqs
-    budget, seats = tokens, seqs
-    if budget is None:
-        budget = max(default_tokens, seats or 0)
-        if longest is not None and not asked.chunked_prefill:
-            budget = max(budget, longest)
-        if asked.like_vllm and longest is not None:
-            budget = max(min(budget, (seats or default_seqs) * longest), seats or 0)
-    if seats is None:
-        seats = min(default_seqs, budget)
+    tokens_in_force, seqs_in_force = tokens, seqs
+    if tokens_in_force is None:
+        tokens_in_force = max(default_tokens, seqs_in_force or 0)
+        if longest is not None and not given.chunked_prefill:
+            tokens_in_force = max(tokens_in_force, longest)
+        if given.like_vllm and longest is not None:
+            tokens_in_force = max(min(tokens_in_force, (seqs_in_force or default_seqs) * longest), seqs_in_force or 0)
+    if seqs_in_force is None:
+        seqs_in_force = min(default_seqs, tokens_in_force)
     notes = []
-    if tokens is None and budget > default_tokens:
-        notes.append(f"max_num_batched_tokens raised from {default_tokens:,} to {budget:,}")
-    if seqs is None and seats < default_seqs:
-        notes.append(f"max_num_seqs lowered from {default_seqs:,} to the token budget, {seats:,}")
-    return replace(spec, max_num_batched_tokens=budget, max_num_seqs=seats), notes
+    if tokens is None and tokens_in_force > default_tokens:
+        notes.append(f"max_num_batched_tokens raised from {default_tokens:,} to {tokens_in_force:,}")
+    if seqs is None and seqs_in_force < default_seqs:
+        notes.append(f"max_num_seqs lowered from {default_seqs:,} to the token budget, {seqs_in_force:,}")
+    return replace(spec, max_num_batched_tokens=tokens_in_force, max_num_seqs=seqs_in_force), notes
 
 
 def _adapter_bytes(spec: ServerSpec, model: Model) -> int:
@@ -273,7 +273,7 @@ def _engine_config(spec: ServerSpec, plan: CapacityPlan, adapters: AdapterConfig
     )
 
 
-def _warnings(spec: ServerSpec, asked: ServerSpec, hardware: Hardware, plan: CapacityPlan) -> list[str]:
+def _warnings(spec: ServerSpec, given: ServerSpec, hardware: Hardware, plan: CapacityPlan) -> list[str]:
     warnings = list(plan.warnings)
     if plan.start is not None and not plan.start.starts:
         warnings.append(
@@ -291,6 +291,6 @@ def _warnings(spec: ServerSpec, asked: ServerSpec, hardware: Hardware, plan: Cap
         for name, value in (("mfu", hardware.mfu), ("mbu", hardware.mbu))
         if value > 1
     ]
-    if not asked.chunked_prefill and asked.long_prefill_token_threshold > 0:
+    if not given.chunked_prefill and given.long_prefill_token_threshold > 0:
         warnings.append("long_prefill_token_threshold cuts prompts although chunked prefill is off")
     return warnings

@@ -273,9 +273,9 @@ class FleetSpec:
             for name in _SCALING:
                 if getattr(self, name) is not None:
                     raise InputError(f"{name} is given, but nothing grows or shrinks; give --autoscale, such as 1:8")
-        if self.is_apart and self.link_bytes_per_s is None:
-            raise InputError("prefill and decode apart need a link; give its bandwidth, such as --link 25GB/s")
-        if not self.is_apart:
+        if self.is_disaggregated and self.link_bytes_per_s is None:
+            raise InputError("disaggregated prefill and decode need a link; give its bandwidth, such as --link 25GB/s")
+        if not self.is_disaggregated:
             for name, default in (
                 ("link_bytes_per_s", None),
                 ("link_latency_s", 0.0),
@@ -293,8 +293,8 @@ class FleetSpec:
         return values
 
     @property
-    def is_apart(self) -> bool:
-        """Whether prefill and decode are apart."""
+    def is_disaggregated(self) -> bool:
+        """Whether prefill and decode run on engines of their own."""
         return self.disagg is not None or any(kind.role != "both" for kind in self.fleet or ())
 
     def kinds(self) -> tuple[KindSpec, ...]:

@@ -1,4 +1,4 @@
-"""KV tiers as they are asked for, sizes and links in text, and as one server has them: blocks and seconds.
+"""KV tiers as they are given, sizes and links in text, and as one server has them: blocks and seconds.
 
 `64GB+1TB` over `25GB/s+6GB/s` is 64 GB of host memory and 1 TB below it, each with a link of its own. A size is the
 whole server's, shared by its devices; a link is one device's, and all devices of a server fetch at once.

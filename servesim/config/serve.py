@@ -47,7 +47,7 @@ class ServeSpec:
     settle_s: float = option(
         0.01,
         seconds(),
-        "count what a client asks within TIME of its last answer's end as asked at once",
+        "count a request that comes within TIME of the client's last answer as sent at once",
         "TIME",
         shown_default="10ms, at most half a step",
     )
@@ -68,7 +68,7 @@ class ServeSpec:
         group=NETWORK,
     )
     allow_origin: str = option("*", text, "pages that may read the answers: * or a comma list", "ORIGIN")
-    enable_prompt_tokens_details: bool = option(False, switch, "tell the cached tokens in the usage", group=API)
+    enable_prompt_tokens_details: bool = option(False, switch, "report the cached tokens in the usage", group=API)
     fail_rate: float = option(
         0.0, _share, "share of requests that are answered with a 500", "X", group=FAULTS, common=True
     )

@@ -1,6 +1,6 @@
 """The command lines of real servers, in both directions: from a planned server to its flags, from flags to a server.
 
-One table says which flag of which server is which of servesim's options; what a server has no word for is told, not
+One table says which flag of which server is which of servesim's options; what a server has no word for is named, not
 invented. Sources: `vllm serve --help` of 0.32, llama.cpp's tools/server/README.md (build 11434), SGLang's server
 arguments (docs.sglang.io; from its documentation, not observed).
 """
@@ -175,13 +175,13 @@ def preset_of(name: str) -> str:
 # From a server to command lines
 
 
-def command_lines(server: Server, *, apart: bool = False) -> dict[str, list[str] | None]:
+def command_lines(server: Server, *, disaggregated: bool = False) -> dict[str, list[str] | None]:
     """Return what starts `server` under vLLM, llama.cpp and SGLang; None where one has no such server.
 
-    `apart`: prefill and decode apart, a command each.
+    `disaggregated`: prefill and decode on servers of their own, a command each.
     """
     vllm, llama, sglang = _vllm(server), _llama_cpp(server), _sglang(server)
-    if not apart:
+    if not disaggregated:
         return {VLLM: [vllm], LLAMA_CPP: None if llama is None else [llama], SGLANG: [sglang]}
     transfer = shlex.quote('{"kv_connector":"NixlConnector","kv_role":"kv_both"}')
     return {

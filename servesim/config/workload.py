@@ -69,8 +69,9 @@ def request_classes(value: Any, name: str) -> str:
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class WorkloadSpec:
-    """What is asked and when. One of `concurrency`, `rate`, `rate_schedule` and `trace` is given, or `trace` with
-    `concurrency`.
+    """Which requests come, and when.
+
+    One of `concurrency`, `rate`, `rate_schedule` and `trace` is given, or `trace` with `concurrency`.
 
     What was not given is filled in, so that the value shows the effective configuration; None stays where an option
     has no part in the workload. A trace brings its own lengths, prefixes, sessions and priorities.
@@ -168,7 +169,7 @@ class WorkloadSpec:
     classes: str | None = option(
         None,
         request_classes,
-        "who asks what, a comma list: NAME=WEIGHT and, if they differ, /priority=P /prompt=LENGTH /output=LENGTH "
+        "classes of requests, a comma list: NAME=WEIGHT and, if they differ, /priority=P /prompt=LENGTH /output=LENGTH "
         "/adapter=NAME behind it",
         "CLASSES",
         swept=False,
@@ -325,7 +326,7 @@ def _starts(spec: WorkloadSpec) -> array[float] | None:
 
 
 def _read_trace(spec: WorkloadSpec) -> Trace:
-    """Return the trace of `spec`, with its arrivals at the speed asked for."""
+    """Return the trace of `spec`, with its arrivals at the speed of the spec."""
     trace = read_trace(
         str(spec.trace),
         trace_format=spec.trace_format,

@@ -112,7 +112,7 @@ class Deployment:
         scaling = scaling_of(spec)
         if scaling is not None:
             return ScaledFleet(workload, roles["both"][0], scaling, router=spec.router, seed=seed)
-        if not spec.is_apart:
+        if not spec.is_disaggregated:
             return Fleet(workload, roles["both"], router=spec.router, seed=seed)
         assert spec.link_bytes_per_s is not None
         model_server = self.kinds[0].server
@@ -146,7 +146,7 @@ def build_deployment(asked: ServerSpec, spec: FleetSpec) -> Deployment:
         server = build_server(kind.server(asked))
         kinds.append(Built(kind=kind, server=server, count=kind.count * server.spec.data_parallel_size))
     first = kinds[0].server
-    if spec.is_apart:
+    if spec.is_disaggregated:
         sent = first.plan.whole_kv_bytes_per_token
         for built in kinds:
             read = built.server.plan.whole_kv_bytes_per_token

@@ -407,7 +407,7 @@ def _chosen(planner: Planner, offer: Offer) -> dict[str, Any]:
         "fresh": [{"seed": row["seed"], "met": row["at"]["met"], "at": row["at"]} for row in fresh],
         "steps_back": planner.steps_back(candidate),
         "fleet": None if fleet is None else {"router": fleet["router"], "at": fleet["at"]},
-        "flags": command_lines(server, apart=candidate.fleet.disagg is not None),
+        "flags": command_lines(server, disaggregated=candidate.fleet.disagg is not None),
     }
 
 
