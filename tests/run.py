@@ -152,12 +152,20 @@ def run_apart(modules: list[str], jobs: int) -> Iterator[Outcome]:
             process.join()
 
 
+def keep_bytecode() -> None:
+    """Keep compiled modules in .cache, for this process and the commands that tests start."""
+    sys.dont_write_bytecode, sys.pycache_prefix = False, str(ROOT / ".cache" / "pycache")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("modules", nargs="*", metavar="MODULE", help="tests.test_units, ... (default: all)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
     parser.add_argument("--slowest", type=int, default=0, metavar="N", help="also list the N dearest tests, by CPU")
     options = parser.parse_args()
+    keep_bytecode()
     modules = options.modules or sorted(f"tests.{path.stem}" for path in (ROOT / "tests").glob("test_*.py"))
     passed = failed = skipped = 0
     times: list[Took] = []
