@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from servesim.client.flavour import API_FLAVOURS
-from servesim.client.reading import Answer
+from servesim.client.reading import PartialAnswer
 from servesim.client.run import LoadGenerator
 from servesim.client.target import parse_target
 from servesim.runs.records import Outcome, Run
@@ -182,7 +182,7 @@ CASES = (
 def decode_rate(events: int = 20_000) -> float:
     """Return how many chunked events a second of CPU decodes and reads, without a socket."""
     data = chunk(event(content("a")))
-    body, stream, answer = ChunkedBody(), open_stream("sse"), Answer()
+    body, stream, answer = ChunkedBody(), open_stream("sse"), PartialAnswer()
     began = time.process_time()
     for number in range(events):
         answer.read(stream.feed(body.feed(data), float(number)), "chat")

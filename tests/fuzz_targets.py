@@ -16,7 +16,7 @@ from typing import Any
 
 from servesim.catalog.models import load_model
 from servesim.client.prompts import read_prompts
-from servesim.client.reading import Answer
+from servesim.client.reading import PartialAnswer
 from servesim.client.window import gauge_sample, server_window, setup_facts
 from servesim.errors import InputError, ServesimError
 from servesim.report.charts import FIGURES
@@ -162,7 +162,7 @@ def read_a_stream(data: bytes) -> None:
         if bool(wrong) != bool(also_wrong) or (not wrong and parted != whole):
             raise FaultError(f"{stream_format}: split elsewhere, the stream says something else")
         for reader in READERS:
-            answer = Answer(keep_text=True)
+            answer = PartialAnswer(keep_text=True)
             answer.read(whole, reader)
             for count in (answer.usage.prompt_tokens, answer.usage.output_tokens, answer.usage.cached_tokens):
                 if count is not None and not 0 <= count < 2**63:

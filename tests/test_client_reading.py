@@ -6,7 +6,7 @@ import json
 import random
 import unittest
 
-from servesim.client.reading import Answer
+from servesim.client.reading import PartialAnswer
 from servesim.wire.events import read_event
 from servesim.wire.sse import Event
 from tests.extent import seeds
@@ -56,17 +56,17 @@ class AnswerTest(unittest.TestCase):
             reader = rng.choice(("chat", "completions", "ollama", "llamacpp"))
             events = [Event(float(k), random_event(rng, reader)) for k in range(60)]
             with self.subTest(seed=seed, reader=reader):
-                answer = Answer()
+                answer = PartialAnswer()
                 answer.read(events, reader)
                 self.assertEqual((list(answer.stamps), answer.visible), read_plainly(events, reader))
 
     def test_an_event_typed_error_is_read_as_one(self) -> None:
-        answer = Answer()
+        answer = PartialAnswer()
         answer.read([Event(1.0, content("a")), Event(2.0, content("b"), "error")], "chat")
         self.assertIsNotNone(answer.error)
 
     def test_the_last_count_wins_and_a_missing_one_does_not_unsay_it(self) -> None:
-        answer = Answer()
+        answer = PartialAnswer()
         texts = [ROLE, content("a"), usage(3), FINISH, b'{"usage": {"completion_tokens": 4}}', b'{"usage": null}']
         answer.read([Event(float(k), text) for k, text in enumerate(texts)], "chat")
         self.assertEqual((answer.usage.prompt_tokens, answer.usage.output_tokens), (5, 4))

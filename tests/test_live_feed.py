@@ -16,7 +16,7 @@ from servesim.config.build import build_server
 from servesim.config.server import ServerSpec
 from servesim.live.attach import attach
 from servesim.live.controls import SCENARIOS, plan_incident
-from servesim.live.meter import CHARTS, Figures, Meter, Trail
+from servesim.live.meter import CHARTS, LiveFigures, Meter, Trail
 from servesim.live.page import FILES
 from tests.serve_case import PATIENCE_S, LiveServer
 
@@ -80,7 +80,7 @@ class TheFeed(unittest.TestCase):
             self.assertEqual(hello["sources"], ["server"])
             self.assertEqual([chart["title"] for chart in hello["charts"]], [chart.title for chart in CHARTS.values()])
             sample = viewer.next("sample")
-            self.assertEqual(sample["server"].keys(), {field.name for field in fields(Figures)})
+            self.assertEqual(sample["server"].keys(), {field.name for field in fields(LiveFigures)})
             self.assertTrue(began_s <= sample["at_s"] <= time.time(), sample)
             late = Viewer(server.port)
             self.addCleanup(late.close)
@@ -114,7 +114,7 @@ class TheFeed(unittest.TestCase):
 
     def test_every_line_of_a_chart_is_a_figure(self) -> None:
         names = [name for chart in CHARTS.values() for name in chart.lines]
-        self.assertEqual(sorted(names), sorted(field.name for field in fields(Figures)))
+        self.assertEqual(sorted(names), sorted(field.name for field in fields(LiveFigures)))
 
 
 class TheMeter(unittest.TestCase):

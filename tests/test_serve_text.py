@@ -6,7 +6,7 @@ import random
 import unittest
 
 from servesim.client.prompts import WORDS
-from servesim.serve.tokenizer import SENTENCES, TOKENS, Speech, Tokenizer, chat_tokens, cut
+from servesim.serve.tokenizer import SENTENCES, TOKENS, PretendedText, Tokenizer, chat_tokens, cut
 
 ALPHABET = "aB7_é漢 \n\t.,!?-'\"(){}🙂\u0301"
 
@@ -51,7 +51,7 @@ class TheTokenizer(unittest.TestCase):
         for seed in range(50):
             draw = random.Random(seed)
             talk = [("system", random_text(draw)), ("user", random_text(draw))]
-            speech = Speech(seed, bare=True)
+            speech = PretendedText(seed, bare=True)
             made = draw.randint(1, 60)
             asked = tokenizer.encode_chat(talk)
             following = tokenizer.encode_chat([*talk, ("assistant", speech.text(0, made)), ("user", "go on")])
@@ -71,18 +71,18 @@ class Speeches(unittest.TestCase):
         encode = Tokenizer().encode
         for start in range(len(SENTENCES)):
             for bare in (False, True):
-                speech = Speech(start, bare=bare)
+                speech = PretendedText(start, bare=bare)
                 self.assertEqual(encode(speech.text(0, 300)), speech.numbers(300))
 
     def test_tokens_one_by_one_are_the_text(self) -> None:
         for bare in (False, True):
-            speech = Speech(3, bare=bare)
+            speech = PretendedText(3, bare=bare)
             self.assertEqual("".join(speech.text(n, n + 1) for n in range(200)), speech.text(0, 200))
 
     def test_a_stop_string_ends_it_where_a_reader_would_have_found_it(self) -> None:
         for seed in range(400):
             draw = random.Random(seed)
-            speech = Speech(draw.randrange(99), bare=draw.random() < 0.5)
+            speech = PretendedText(draw.randrange(99), bare=draw.random() < 0.5)
             full = [speech.token(number) for number in range(2 * len(TOKENS))]
             text = "".join(full)
             at = draw.randrange(len(text) // 2)

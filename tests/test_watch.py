@@ -18,9 +18,9 @@ from servesim import simulate
 from servesim.client.target import parse_target
 from servesim.client.window import server_window
 from servesim.errors import RunError
-from servesim.live.loadgen import ClientFigures, latencies
-from servesim.live.meter import Figures, shown
-from servesim.live.terminal import COLUMNS, Screen, heading, line
+from servesim.live.loadgen import ClientSource, latencies
+from servesim.live.meter import LiveFigures, shown
+from servesim.live.terminal import COLUMNS, TerminalView, heading, line
 from servesim.live.watcher import Look, PageWatcher
 from servesim.summary.latency import Completed
 from tests.command import ROOT, servesim
@@ -124,7 +124,7 @@ class WhatIsRead(unittest.TestCase):
         pages = [SGLANG.format(prompt=0, output=output, count=1, sum=0.1) for output in (100, 300, 50)]
         _, (first, gone, again) = looks(pages[0], pages[1], 503, pages[2])
         self.assertGreater(first.figures.output_tokens_per_s or 0, 0)
-        self.assertEqual((gone.error, gone.figures), ("/metrics answers HTTP 503", Figures()))
+        self.assertEqual((gone.error, gone.figures), ("/metrics answers HTTP 503", LiveFigures()))
         self.assertIsNone(again.error)
         self.assertGreater(again.figures.output_tokens_per_s or 0, 0)
 
@@ -159,13 +159,13 @@ class AsText(unittest.TestCase):
         self.assertIn("vllm", said.err)
 
     def test_a_block_is_drawn_again_in_place_within_the_terminals_width(self) -> None:
-        screen = Screen("vllm at http://127.0.0.1:8000")
-        figures = Figures(output_tokens_per_s=1234.5, ttft_mean_s=0.25, ttft_p95_s=0.5, running=3.0, waiting=0.0)
+        screen = TerminalView("vllm at http://127.0.0.1:8000")
+        figures = LiveFigures(output_tokens_per_s=1234.5, ttft_mean_s=0.25, ttft_p95_s=0.5, running=3.0, waiting=0.0)
         first = screen.redraw(Look(0.0, figures), 80)
         self.assertNotIn("\x1b", first)
         self.assertIn("output 1,234 tok/s", first)
         self.assertNotIn("KV cache", first)
-        second = screen.redraw(Look(1.0, Figures(), "refused"), 80)
+        second = screen.redraw(Look(1.0, LiveFigures(), "refused"), 80)
         self.assertTrue(second.startswith(f"\x1b[{first.count(chr(10))}A\x1b[J"))
         self.assertIn("no answer: refused", second)
         for columns in (40, 80, 200):
@@ -176,7 +176,7 @@ class AsText(unittest.TestCase):
 
     def test_every_column_is_a_figure(self) -> None:
         for name in COLUMNS:
-            self.assertTrue(hasattr(Figures(), name), name)
+            self.assertTrue(hasattr(LiveFigures(), name), name)
 
     def test_figures_read_well_at_every_size(self) -> None:
         for value, unit, expected in (
@@ -272,7 +272,7 @@ class AsThePage(unittest.TestCase):
         )
 
     def test_lines_of_the_client_add_up_over_several_runs(self) -> None:
-        told = ClientFigures()
+        told = ClientSource()
         first, again = [[0.2, 10, 2, 0], [0.5, 32, 3, 1], [0.6, 30, 3, 1]], [0.1, 3, 1, 0]
         for said in (*first[:1], {"ttft": 0.1, "tpot": 0.02}, *first[1:], again, {"ttft": None, "tpot": None}):
             told.hear(json.dumps(said).encode())

@@ -18,7 +18,7 @@ from servesim.console import is_terminal, one_line
 from servesim.errors import InputError
 from servesim.interrupts import Interrupts
 from servesim.live.page import LiveSite
-from servesim.live.terminal import Screen, heading, line
+from servesim.live.terminal import TerminalView, heading, line
 from servesim.live.watcher import Look, PageWatcher, WatchThread
 
 EXAMPLES = (
@@ -89,7 +89,7 @@ def _text(call: Call, watcher: PageWatcher, title: str, stopped: Callable[[], bo
     """Look again and again and print what is seen."""
     out = sys.stdout
     drawn = is_terminal(out)
-    screen = Screen(title, ascii_only=call.ascii_only)
+    screen = TerminalView(title, ascii_only=call.ascii_only)
     if not drawn:
         call.console.note(title)
         out.write(heading())

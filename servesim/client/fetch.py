@@ -33,7 +33,7 @@ class FetchError(RunError):
 
 
 @dataclass(slots=True, frozen=True)
-class Answer:
+class FetchedAnswer:
     """A status, a body and what the server calls itself."""
 
     status: int
@@ -66,7 +66,7 @@ class Fetcher:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def get(self, route: str) -> Answer:
+    def get(self, route: str) -> FetchedAnswer:
         """Return the answer to `GET route`; raise FetchError when none came."""
         reused = self._connection is not None
         try:
@@ -90,7 +90,7 @@ class Fetcher:
             self._connection.close()
             self._connection = None
 
-    def _get(self, route: str) -> Answer:
+    def _get(self, route: str) -> FetchedAnswer:
         if self._connection is None:
             self._connection = self.target.connection(self.timeout_s)
         connection = self._connection
@@ -102,7 +102,7 @@ class Fetcher:
             raise http.client.HTTPException(f"{route} answers more than {MAX_BODY_BYTES} bytes")
         if response.length:  # `read(amount)` takes a body that is cut for a whole one
             raise http.client.IncompleteRead(body, response.length)
-        return Answer(response.status, body, response.headers.get("Server", ""))
+        return FetchedAnswer(response.status, body, response.headers.get("Server", ""))
 
     def _failed(self, error: Exception) -> FetchError:
         where = self.target.url
@@ -189,5 +189,5 @@ def _not_ready(fetcher: Fetcher) -> str | None:
     return None
 
 
-def _says(route: str, answer: Answer) -> str:
+def _says(route: str, answer: FetchedAnswer) -> str:
     return f"{route} answers {answer.status}: {error_from_body(answer.body).message}"

@@ -39,7 +39,7 @@ class _Done:
     filed: int
 
 
-class _Hand:
+class _Worker:
     """One forked process and the pipe to it."""
 
     def __init__(self, share: Share, work: Callable[[Share, Connection], None]) -> None:
@@ -87,7 +87,7 @@ def measure_in_processes(
 
     sys.stdout.flush()
     sys.stderr.flush()
-    hands = [_Hand(share, work) for share in shares]
+    hands = [_Worker(share, work) for share in shares]
     try:
         _start_together(hands)
         if watchers.begun is not None:
@@ -113,7 +113,7 @@ def measure_in_processes(
     return run
 
 
-def _start_together(hands: list[_Hand]) -> None:
+def _start_together(hands: list[_Worker]) -> None:
     for hand in hands:
         message = hand.receive()
         if message != "ready":
@@ -123,7 +123,7 @@ def _start_together(hands: list[_Hand]) -> None:
         hand.pipe.send(start_s)
 
 
-def _wait_for(hands: list[_Hand], interrupts: Interrupts, watchers: Watchers, total: int) -> None:
+def _wait_for(hands: list[_Worker], interrupts: Interrupts, watchers: Watchers, total: int) -> None:
     """Hear the hands out and pass every press of Ctrl-C on to them."""
     open_hands, passed_on = {hand.pipe: hand for hand in hands}, 0
     while open_hands:

@@ -61,7 +61,7 @@ class Template:
         return text
 
 
-class Answer:
+class PartialAnswer:
     """What the events of one exchange have said so far."""
 
     __slots__ = (
@@ -153,7 +153,7 @@ class Reader:
         self._start_s = start_s
         self._filed = filed
         self._keep_text = keep_text
-        self._answers: dict[Exchange, Answer] = {}
+        self._answers: dict[Exchange, PartialAnswer] = {}
         self._ended: deque[Exchange] = deque()
         self._token_events = 0  # of what is filed
         self.errors = 0  # requests that failed, filed so far
@@ -191,7 +191,7 @@ class Reader:
         """Read the rest of an exchange that is over, now; return its outcome, the kind of failure and the message."""
         return judge(exchange, self.answer(exchange))
 
-    def answer(self, exchange: Exchange) -> Answer:
+    def answer(self, exchange: Exchange) -> PartialAnswer:
         """Read the rest of an exchange that is over, now; return what its events have said."""
         answer = self._answer(exchange)
         answer.read(exchange.events, self._reader)
@@ -217,10 +217,10 @@ class Reader:
         while self._ended:
             self.file(self._ended.popleft())
 
-    def _answer(self, exchange: Exchange) -> Answer:
+    def _answer(self, exchange: Exchange) -> PartialAnswer:
         answer = self._answers.get(exchange)
         if answer is None:
-            answer = self._answers[exchange] = Answer(keep_text=self._keep_text)
+            answer = self._answers[exchange] = PartialAnswer(keep_text=self._keep_text)
         return answer
 
     def _read_some(self, exchange: Exchange, events: list[Event]) -> bool:
@@ -230,7 +230,7 @@ class Reader:
         return not events
 
 
-def judge(exchange: Exchange, answer: Answer) -> tuple[Outcome, str | None, str]:
+def judge(exchange: Exchange, answer: PartialAnswer) -> tuple[Outcome, str | None, str]:
     """Return how an exchange stands: its outcome, the kind of failure, and a message where there is one.
 
     A stream that stops without `finish_reason` or an end mark is cut; one that is cut after it is whole.
@@ -256,7 +256,7 @@ def judge(exchange: Exchange, answer: Answer) -> tuple[Outcome, str | None, str]
     )
 
 
-def file_record(run: Run, exchange: Exchange, answer: Answer, start_s: float) -> None:
+def file_record(run: Run, exchange: Exchange, answer: PartialAnswer, start_s: float) -> None:
     """Write what became of a request into the columns of `run`; times count from `start_s`."""
     records, index = run.records, exchange.index
     outcome, kind, message = judge(exchange, answer)

@@ -9,7 +9,7 @@ from typing import Any
 from servesim import __version__
 from servesim.live.controls import Steering
 from servesim.live.feed import MAX_VIEWERS, SAMPLE_S, Feed
-from servesim.live.meter import CHARTS, WINDOW_S, Figures, Meter, Trail
+from servesim.live.meter import CHARTS, WINDOW_S, LiveFigures, Meter, Trail
 from servesim.live.page import page_routes
 from servesim.live.traffic import Traffic
 from servesim.serve.app import ServeApp
@@ -19,7 +19,7 @@ from servesim.serve.run import Serving
 FIRST_SAMPLE_S = 0.05
 
 
-class EngineFigures:
+class EngineSource:
     """Hears of every step and end (see `StepListener`) and tells the figures of a simulated server."""
 
     def __init__(self, app: ServeApp) -> None:
@@ -46,7 +46,7 @@ class EngineFigures:
         """Hear of requests that were turned away."""
         self._meter.failed(count)
 
-    def figures(self) -> Figures:
+    def figures(self) -> LiveFigures:
         now, clock = monotonic(), self._app.clock
         totals = clock.engine.totals
         for trail, total in (
@@ -72,7 +72,7 @@ class LiveServer:
     def __init__(self, serving: Serving) -> None:
         app = self._app = serving.app
         self._loop = serving.loop
-        self._figures = EngineFigures(app)
+        self._figures = EngineSource(app)
         self._refused = 0
         app.listeners.append(self._figures)
         self.traffic = Traffic(app, serving.loop)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from servesim.live.meter import Figures
+from servesim.live.meter import LiveFigures
 from servesim.serve.app import Response
 from servesim.serve.connection import Connection
 
@@ -61,7 +61,7 @@ class Feed:
         self._write(connection, f"retry: {RETRY_MS}\n".encode() + event("hello", hello))
         return None
 
-    def sample(self, at_s: float, sources: Mapping[str, Figures]) -> None:
+    def sample(self, at_s: float, sources: Mapping[str, LiveFigures]) -> None:
         """Tell the figures of every source at Unix time `at_s`."""
         told = {"at_s": round(at_s, 3)} | {name: figures.as_dict() for name, figures in sources.items()}
         self._samples.append(told)

@@ -21,7 +21,7 @@ from servesim.client.run import Progress
 from servesim.client.target import Target
 from servesim.errors import RunError
 from servesim.live.feed import SAMPLE_S
-from servesim.live.meter import Figures, Meter
+from servesim.live.meter import LiveFigures, Meter
 from servesim.live.page import LiveSite
 from servesim.live.watcher import Look, PageWatcher, WatchThread
 from servesim.runs.records import Outcome, Run
@@ -31,7 +31,7 @@ MAX_LINE = 512  # below what a pipe takes in one piece, so that lines of several
 
 
 @dataclass(slots=True)
-class ClientFigures:
+class ClientSource:
     """The client's figures from the lines that it writes."""
 
     meter: Meter = field(default_factory=lambda: Meter(monotonic()))
@@ -56,7 +56,7 @@ class ClientFigures:
             self.meter.first_token(now, told["ttft"])
         self.meter.completed(now, told["tpot"])
 
-    def figures(self) -> Figures:
+    def figures(self) -> LiveFigures:
         return self.meter.figures(monotonic(), running=self.in_flight)
 
 
@@ -135,8 +135,8 @@ def _serve(site: LiveSite, target: Target, reading: int, writing: int) -> None:
 class _Seen:
     """What is known of both sides."""
 
-    client: ClientFigures = field(default_factory=ClientFigures)
-    server: Figures | None = None
+    client: ClientSource = field(default_factory=ClientSource)
+    server: LiveFigures | None = None
 
     def heard(self, look: Look) -> None:
         self.server = look.figures

@@ -20,7 +20,7 @@ WINDOW_S = 5.0  # over which rates and latencies are taken
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
-class Figures:
+class LiveFigures:
     """One source at one moment. A p95 of a scraped histogram is the upper bound of the bucket in which it lies."""
 
     output_tokens_per_s: float | None = None
@@ -47,7 +47,7 @@ class Chart:
 
     title: str
     unit: str
-    lines: dict[str, str]  # a field of `Figures` -> what the line is called
+    lines: dict[str, str]  # a field of `LiveFigures` -> what the line is called
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -170,13 +170,13 @@ class Meter:
         kv_usage: float | None = None,
         prefix_hit_rate: float | None = None,
         preempted_per_s: float | None = None,
-    ) -> Figures:
+    ) -> LiveFigures:
         """Return what there is to show, beside what the source knows from elsewhere."""
         for name, trail in self._trails.items():
             trail.add(now, self._totals[name])
         rates = {name: trail.rate for name, trail in self._trails.items()}
         ttft, tpot = self._ttft.mean_and_p95(now), self._tpot.mean_and_p95(now)
-        return Figures(
+        return LiveFigures(
             output_tokens_per_s=rates["tokens"],
             ttft_mean_s=ttft[0],
             ttft_p95_s=ttft[1],

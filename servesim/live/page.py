@@ -23,7 +23,7 @@ from typing import Any
 from servesim import __version__
 from servesim.errors import InputError, ServesimError
 from servesim.live.feed import SAMPLE_S, Feed
-from servesim.live.meter import CHARTS, WINDOW_S, Figures
+from servesim.live.meter import CHARTS, WINDOW_S, LiveFigures
 from servesim.serve.app import Handler, Response
 from servesim.serve.connection import Connection
 from servesim.serve.http import HttpRequest
@@ -176,7 +176,7 @@ class LiveSite:
     """A page that shows what `show` is told, from any thread; `run` serves it until `should_stop`."""
 
     def __init__(self, host: str, port: int, *, kind: str, title: str, about: str, sources: list[str]) -> None:
-        self._told: SimpleQueue[tuple[float, Mapping[str, Figures]] | str] = SimpleQueue()
+        self._told: SimpleQueue[tuple[float, Mapping[str, LiveFigures]] | str] = SimpleQueue()
         self._words = {"kind": kind, "title": title, "about": about, "sources": sources}
         self._notice: str | None = None
         self.feed = Feed(self._hello)
@@ -190,7 +190,7 @@ class LiveSite:
         name, number = listener.getsockname()[:2]
         self.url = f"http://[{name}]:{number}/" if ":" in name else f"http://{name}:{number}/"
 
-    def show(self, at_s: float, sources: Mapping[str, Figures]) -> None:
+    def show(self, at_s: float, sources: Mapping[str, LiveFigures]) -> None:
         """Show the figures of every source."""
         self._told.put((at_s, sources))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from servesim.live.meter import CHARTS, Figures, shown
+from servesim.live.meter import CHARTS, LiveFigures, shown
 from servesim.live.watcher import Look
 from servesim.report.terminal import sparkline
 
@@ -30,7 +30,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
 CELL = 10
 
 
-class Screen:
+class TerminalView:
     """Remembers what was seen and draws it, one row a chart."""
 
     def __init__(self, title: str, *, ascii_only: bool = False) -> None:
@@ -84,7 +84,7 @@ def line(look: Look) -> str:
     return f"{_clock(look.at_s):<{CELL}}{cells}\n"
 
 
-def _cell(figures: Figures, name: str, unit: str) -> str:
+def _cell(figures: LiveFigures, name: str, unit: str) -> str:
     value = getattr(figures, name)
     if unit != "number":
         return shown(value, unit)

@@ -17,10 +17,10 @@ from servesim.client.setup import read_setup
 from servesim.client.target import Target
 from servesim.client.window import gauge_sample, server_window, wanted_names
 from servesim.errors import RunError
-from servesim.live.meter import WINDOW_S, Figures
+from servesim.live.meter import WINDOW_S, LiveFigures
 from servesim.wire.prometheus import Page, parse_page
 
-NOTHING = Figures()
+NOTHING = LiveFigures()
 MIN_PAGES = 3  # that a window has room for, however seldom one looks
 
 
@@ -29,7 +29,7 @@ class Look:
     """What was seen at Unix time `at_s`; `error` says why nothing was."""
 
     at_s: float
-    figures: Figures = NOTHING
+    figures: LiveFigures = NOTHING
     error: str | None = None
 
 
@@ -83,7 +83,7 @@ class PageWatcher:
     def _parsed(self, body: bytes) -> Page:
         return parse_page(body.decode("utf-8", "replace"), at_s=monotonic(), wanted=wanted_names())
 
-    def _figures(self) -> Figures:
+    def _figures(self) -> LiveFigures:
         pages = list(self._pages)
         window = server_window(pages[0], pages[-1], pages[1:-1])
         seconds = window["window_s"] or 0.0
@@ -93,7 +93,7 @@ class PageWatcher:
 
         gauges, known = gauge_sample(pages[-1]), self.dialect.metrics if self.dialect else {}
         ttft, tpot = window["ttft"] or {}, window["tpot"] or window["itl"] or {}
-        return Figures(
+        return LiveFigures(
             output_tokens_per_s=rate(window["output_tokens"]),
             ttft_mean_s=ttft.get("mean"),
             ttft_p95_s=(ttft.get("p95") or {}).get("le"),

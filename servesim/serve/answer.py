@@ -1,7 +1,8 @@
 """One request for text on its way: hears of its tokens step by step and writes them to its connection.
 
 Faults that were drawn for it happen here, at their share of the answer: for a while nothing is sent, or the connection
-ends. It does not know what the events look like (its shape does) nor when tokens come (the engine's clock does).
+ends. It does not know what the events look like (its response format does) nor when tokens come (the engine's clock
+does).
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from collections.abc import Callable
 from typing import ClassVar, Protocol
 
 from servesim.serve.connection import Connection
-from servesim.serve.generation import Fate, Generation
+from servesim.serve.generation import Generation, InjectedFault
 from servesim.serve.responses import Choice, Context, Writes
 
 
-class Shape(Protocol):
+class ResponseFormat(Protocol):
     """How an answer is written."""
 
     context: Context
@@ -30,24 +31,42 @@ class Shape(Protocol):
 class Owner(Protocol):
     """Who started the answer and is told how it went."""
 
-    def choice_over(self, answer: Answer, choice: Choice) -> None: ...
-    def answer_over(self, answer: Answer, whole: bytes | None) -> None: ...
-    def hang_up(self, answer: Answer, kind: str) -> None: ...
+    def choice_over(self, answer: AnswerWriter, choice: Choice) -> None: ...
+    def answer_over(self, answer: AnswerWriter, whole: bytes | None) -> None: ...
+    def hang_up(self, answer: AnswerWriter, kind: str) -> None: ...
     def unsent(self, connection: Connection) -> None: ...
     def later(self, delay_s: float, call: Callable[[], None]) -> None: ...
 
 
-class Answer:
+class AnswerWriter:
     """Writes what the choices of one request say, streamed or whole."""
 
-    __slots__ = ("_held", "_left", "_stall_s", "closed", "connection", "fate", "owner", "shape", "stream", "total")
+    __slots__ = (
+        "_held",
+        "_left",
+        "_stall_s",
+        "closed",
+        "connection",
+        "fate",
+        "owner",
+        "response_format",
+        "stream",
+        "total",
+    )
 
     def __init__(
-        self, owner: Owner, connection: Connection, shape: Shape, *, stream: bool, fate: Fate, stall_s: float
+        self,
+        owner: Owner,
+        connection: Connection,
+        response_format: ResponseFormat,
+        *,
+        stream: bool,
+        fate: InjectedFault,
+        stall_s: float,
     ) -> None:
         self.owner = owner
         self.connection = connection
-        self.shape = shape
+        self.response_format = response_format
         self.stream = stream
         self.fate = fate
         self.closed = False
@@ -58,7 +77,7 @@ class Answer:
 
     @property
     def choices(self) -> list[Choice]:
-        return self.shape.context.choices
+        return self.response_format.context.choices
 
     @property
     def generations(self) -> list[Generation]:
@@ -71,14 +90,14 @@ class Answer:
         choice = self.choices[generation.number]
         writes: Writes = ()
         if self.stream:
-            writes = self.shape.token(choice, choice.speech.json(first, generation.made))
+            writes = self.response_format.token(choice, choice.speech.json(first, generation.made))
             if not first:
-                writes = self.shape.opening(choice) + writes
+                writes = self.response_format.opening(choice) + writes
         if generation.over:
             self._left -= 1
             self.owner.choice_over(self, choice)
             if not self._left and self.stream:
-                writes += self.shape.closing()
+                writes += self.response_format.closing()
         if self.fate.stall_at is not None or self.fate.cut_at is not None:
             writes = self._suffer(writes)
             if self.closed:
@@ -95,7 +114,7 @@ class Answer:
         self.closed = True
         if self.stream:
             self.connection.end()
-        self.owner.answer_over(self, None if self.stream else self.shape.whole())
+        self.owner.answer_over(self, None if self.stream else self.response_format.whole())
 
     # Faults
 
@@ -109,7 +128,7 @@ class Answer:
             self._held += writes
             return ()
         if self.fate.stall_at is not None and share >= self.fate.stall_at:
-            self.fate = Fate(cut_at=self.fate.cut_at)
+            self.fate = InjectedFault(cut_at=self.fate.cut_at)
             self._held = list(writes)
             self.owner.later(self._stall_s, self._resume)
             return ()

@@ -21,7 +21,7 @@ Messages = list[tuple[str, str]]
 
 
 @dataclass(slots=True, kw_only=True)
-class Asked:
+class ApiRequest:
     """One request for text. `prompts` are texts, token numbers or (chat) one conversation."""
 
     chat: bool
@@ -111,7 +111,7 @@ class Fields:
         return []
 
 
-def read_chat(body: Json) -> Asked:
+def read_chat(body: Json) -> ApiRequest:
     """Read a body of `/v1/chat/completions`. Raises ApiError."""
     fields = Fields(body)
     messages: Messages = []
@@ -121,25 +121,25 @@ def read_chat(body: Json) -> Asked:
         fields.problems.append(mistyped("messages", "list_type", "Input should be a valid list", body["messages"]))
     else:
         messages = _messages(body["messages"], fields)
-    asked = _common(fields, chat=True, prompts=[messages])
+    api_request = _common(fields, chat=True, prompts=[messages])
     if not messages:
         raise bad_request("Cannot apply chat template to an empty conversation. Provide at least one message.")
     tools = body.get("tools")
     if isinstance(tools, list) and tools:
         messages.insert(0, ("system", json.dumps(tools)))
-    return asked
+    return api_request
 
 
-def read_completion(body: Json) -> Asked:
+def read_completion(body: Json) -> ApiRequest:
     """Read a body of `/v1/completions`. Raises ApiError."""
     prompts = _prompts(body.get("prompt"))
-    asked = _common(Fields(body), chat=False, prompts=prompts)
+    api_request = _common(Fields(body), chat=False, prompts=prompts)
     if not prompts or not all(prompts):
         raise bad_request("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
-    return asked
+    return api_request
 
 
-def _common(fields: Fields, *, chat: bool, prompts: list[Any]) -> Asked:
+def _common(fields: Fields, *, chat: bool, prompts: list[Any]) -> ApiRequest:
     max_tokens = fields.integer("max_tokens")
     if chat:
         limit = fields.integer("max_completion_tokens")
@@ -149,7 +149,7 @@ def _common(fields: Fields, *, chat: bool, prompts: list[Any]) -> Asked:
     n, temperature = fields.integer("n"), fields.number("temperature")
     for name in ("top_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
         fields.number(name)
-    asked = Asked(
+    api_request = ApiRequest(
         chat=chat,
         model=fields.text("model"),
         prompts=prompts,
@@ -168,32 +168,33 @@ def _common(fields: Fields, *, chat: bool, prompts: list[Any]) -> Asked:
         fields.problems.append(mistyped("stream_options", "model_type", "Input should be an object", options))
     fields.check()
     if options is not None:
-        if not asked.stream:
+        if not api_request.stream:
             raise bad_request("Stream options can only be defined when `stream=True`.", "stream_options")
         told = Fields(options)
-        asked.include_usage = told.switch("include_usage")
-        asked.continuous_usage = asked.include_usage and told.switch("continuous_usage_stats")
+        api_request.include_usage = told.switch("include_usage")
+        api_request.continuous_usage = api_request.include_usage and told.switch("continuous_usage_stats")
         told.check()
-    if not 1 <= asked.n <= MAX_N:
-        raise bad_request(f"n must be between 1 and {MAX_N}, got {asked.n}.", "n", asked.n)
+    if not 1 <= api_request.n <= MAX_N:
+        raise bad_request(f"n must be between 1 and {MAX_N}, got {api_request.n}.", "n", api_request.n)
     if temperature is not None and temperature < 0:
         raise bad_request(
             f"temperature must be non-negative, got {float(temperature)}.", "temperature", float(temperature)
         )
     if max_tokens is not None and max_tokens < 1:
         raise bad_request(f"max_tokens must be at least 1, got {max_tokens}.", "max_tokens", max_tokens)
-    if asked.min_tokens < 0:
-        told_min = f"min_tokens must be greater than or equal to 0, got {asked.min_tokens}."
-        raise bad_request(told_min, "min_tokens", asked.min_tokens)
-    if max_tokens is not None and asked.min_tokens > max_tokens:
+    if api_request.min_tokens < 0:
+        told_min = f"min_tokens must be greater than or equal to 0, got {api_request.min_tokens}."
+        raise bad_request(told_min, "min_tokens", api_request.min_tokens)
+    if max_tokens is not None and api_request.min_tokens > max_tokens:
         raise bad_request(
-            f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {asked.min_tokens}.", "min_tokens"
+            f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {api_request.min_tokens}.",
+            "min_tokens",
         )
-    if any(not stop for stop in asked.stop):
+    if any(not stop for stop in api_request.stop):
         raise bad_request("stop cannot contain an empty string.", "stop")
-    if not -(2**63) <= asked.priority < 2**63:
+    if not -(2**63) <= api_request.priority < 2**63:
         raise bad_request("priority is out of range.", "priority")
-    return asked
+    return api_request
 
 
 def _messages(values: list[Any], fields: Fields) -> Messages:

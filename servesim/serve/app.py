@@ -1,6 +1,6 @@
 """What is behind the sockets: routes and who may ask for them, requests for text and their way into the engine.
 
-It knows no server program's words: a dialect brings its routes, shapes, errors and metrics.
+It knows no server program's words: a dialect brings its routes, response formats, errors and metrics.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from servesim.config.build import Server
 from servesim.config.serve import ServeSpec
-from servesim.serve.answer import Answer, Shape
-from servesim.serve.api_request import Asked
+from servesim.serve.answer import AnswerWriter, ResponseFormat
+from servesim.serve.api_request import ApiRequest
 from servesim.serve.connection import Connection
 from servesim.serve.engine_clock import EngineClock
 from servesim.serve.errors import (
@@ -30,7 +30,7 @@ from servesim.serve.errors import (
 from servesim.serve.generation import NOBODY, EndedStep, Faults, Generation, StepListener, StepTokens
 from servesim.serve.http import HttpRequest
 from servesim.serve.metrics import DialectMetrics, Metrics
-from servesim.serve.prompt import Desk
+from servesim.serve.prompt import PromptBuilder
 from servesim.serve.responses import Choice, Context
 from servesim.serve.tokenizer import Prefixes, Tokenizer
 from servesim.workload.seeds import random_stream
@@ -84,7 +84,7 @@ class ServeApp:
         self.spec = spec
         self.tokenizer = Tokenizer()
         self.draining = False
-        self.answers: dict[Answer, None] = {}
+        self.answers: dict[AnswerWriter, None] = {}
         self.listeners: list[StepListener] = []  # who else hears of steps and ends, from one engine to the next
         self.loop: Loop | None = None  # whoever serves this
         self._make_dialect = make_dialect
@@ -104,7 +104,9 @@ class ServeApp:
         self.dialect = self._make_dialect(self)
         self.metrics = Metrics(self.dialect.metrics)
         self.clock = EngineClock(server, self, speed=self.spec.speed, settle_s=self.spec.settle_s)
-        self.desk = Desk(self.clock, self.spec, self.tokenizer, self._random, max_model_len=self.max_model_len)
+        self.prompt_builder = PromptBuilder(
+            self.clock, self.spec, self.tokenizer, self._random, max_model_len=self.max_model_len
+        )
         self.routes = {**self._open_routes, **self.dialect.routes()}
 
     def restart(self, server: Server) -> None:
@@ -134,7 +136,7 @@ class ServeApp:
     @property
     def prefixes(self) -> Prefixes | None:
         """What the prefix cache knows prompts by; None without one."""
-        return self.desk.prefixes
+        return self.prompt_builder.prefixes
 
     # What the engine does
 
@@ -183,13 +185,13 @@ class ServeApp:
         return handler
 
     def _preflight(self, request: HttpRequest) -> Response:
-        asked = request.header("access-control-request-headers")
+        api_request = request.header("access-control-request-headers")
         fields = [
             ("access-control-allow-methods", "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT"),
             ("access-control-max-age", "600"),
         ]
-        if asked:
-            fields.append(("access-control-allow-headers", asked))
+        if api_request:
+            fields.append(("access-control-allow-headers", api_request))
         return Response(200, b"OK", "text/plain; charset=utf-8", tuple(fields))
 
     def cors(self, request: HttpRequest | None) -> list[tuple[str, str]]:
@@ -224,16 +226,16 @@ class ServeApp:
         self,
         connection: Connection,
         request: HttpRequest,
-        asked: Asked,
-        make_shape: Callable[[Context], Shape],
+        api_request: ApiRequest,
+        make_format: Callable[[Context], ResponseFormat],
         id_prefix: str,
     ) -> None:
         """Take a request for text into the engine and answer it when its tokens are made. Raises ApiError."""
         fate = self._faults.draw()
-        prompts = [self.desk.tokens_of(prompt) for prompt in asked.prompts]
-        limits = [self.desk.limit(asked, len(tokens)) for tokens in prompts]
-        total = sum(map(len, prompts)) * asked.n
-        full = self.clock.overflow(total, len(prompts) * asked.n)
+        prompts = [self.prompt_builder.tokens_of(prompt) for prompt in api_request.prompts]
+        limits = [self.prompt_builder.limit(api_request, len(tokens)) for tokens in prompts]
+        total = sum(map(len, prompts)) * api_request.n
+        full = self.clock.overflow(total, len(prompts) * api_request.n)
         if full is not None:
             self.dialect.metrics.on_refusal(full)
             raise queue_full(full)
@@ -246,32 +248,34 @@ class ServeApp:
             model=self.model_name,
             fingerprint=f"servesim-{self.server.spec.rules}",
             prompt_tokens=sum(map(len, prompts)),
-            n=asked.n,
-            include_usage=asked.include_usage,
-            continuous_usage=asked.continuous_usage,
+            n=api_request.n,
+            include_usage=api_request.include_usage,
+            continuous_usage=api_request.continuous_usage,
             tell_cached=self.spec.enable_prompt_tokens_details,
         )
-        shape = make_shape(context)
-        generations = self.desk.generations(context, asked, prompts, limits, request.arrived_s)
-        answer = Answer(self, connection, shape, stream=asked.stream, fate=fate, stall_s=self.spec.stall_for_s)
+        response_format = make_format(context)
+        generations = self.prompt_builder.generations(context, api_request, prompts, limits, request.arrived_s)
+        answer = AnswerWriter(
+            self, connection, response_format, stream=api_request.stream, fate=fate, stall_s=self.spec.stall_for_s
+        )
         for generation in generations:
             generation.reader = answer
         self.answers[answer] = None
         connection.on_gone = lambda: self._client_gone(answer)
-        self.dialect.metrics.on_request(asked.n, max(limits))
-        if asked.stream:
-            content = ("content-type", shape.content_type)
-            connection.begin(200, [content, *shape.stream_fields, *self.cors(request)])
+        self.dialect.metrics.on_request(api_request.n, max(limits))
+        if api_request.stream:
+            content = ("content-type", response_format.content_type)
+            connection.begin(200, [content, *response_format.stream_fields, *self.cors(request)])
         for generation in generations:
             self.clock.submit(generation, follows=connection)
         self.clock.awaited.discard(connection)
 
     # How answers go
 
-    def choice_over(self, answer: Answer, choice: Choice) -> None:
-        self.desk.learn(choice)
+    def choice_over(self, answer: AnswerWriter, choice: Choice) -> None:
+        self.prompt_builder.learn(choice)
 
-    def answer_over(self, answer: Answer, whole: bytes | None) -> None:
+    def answer_over(self, answer: AnswerWriter, whole: bytes | None) -> None:
         """Send an answer that was not streamed and let the connection go on; its client may ask again at once."""
         self._forget(answer)
         if answer.connection.keep_alive and not self.draining:
@@ -281,7 +285,7 @@ class ServeApp:
         else:
             self._send(answer.connection, Response(200, whole))
 
-    def hang_up(self, answer: Answer, kind: str) -> None:
+    def hang_up(self, answer: AnswerWriter, kind: str) -> None:
         """Close the connection of an answer: a fault that was asked for, or a client that takes nothing."""
         if kind == "cut":
             self.metrics.own.faults.add(kind="cut")
@@ -299,16 +303,16 @@ class ServeApp:
         assert self.loop is not None
         self.loop.later(delay_s, call)
 
-    def _client_gone(self, answer: Answer) -> None:
+    def _client_gone(self, answer: AnswerWriter) -> None:
         """Free what a client that left was given, before the next step is decided."""
         answer.closed = True
         now = time.monotonic()
         for generation in answer.generations:
-            self.desk.drop(generation)
+            self.prompt_builder.drop(generation)
             self.clock.cancel(generation, now)
         self._forget(answer)
 
-    def _forget(self, answer: Answer) -> None:
+    def _forget(self, answer: AnswerWriter) -> None:
         self.answers.pop(answer, None)
         for generation in answer.generations:
             generation.reader = NOBODY  # no circle is left for the garbage collector
@@ -316,7 +320,7 @@ class ServeApp:
     # Now and then
 
     def tidy(self) -> None:
-        self.desk.tidy(self.clock)
+        self.prompt_builder.tidy(self.clock)
 
     def count_connections(self, count: int) -> None:
         self.metrics.own.connections.set(count)

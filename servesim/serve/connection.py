@@ -5,10 +5,9 @@ sends more is not waiting for an answer; to stop reading would be to miss that a
 takes by `MAX_UNSENT_BYTES` and `WRITE_TIMEOUT_S`. Its owner, the loop, asks `deadline_s` now and then and says when the
 socket is ready.
 
-When bytes came, by the kernel's own clock where it tells (Linux): a loop that woke late does not make them late.
-
-The receive time comes beside the data of a TCP socket (SO_TIMESTAMPNS, socket(7)), on the wall's calendar clock; it is
-brought over to the monotonic one, and believed if it lies within the last second.
+Bytes are stamped by the kernel's own clock where it tells (Linux), so that a loop that woke late does not make them
+late: the receive time comes beside the data of a TCP socket (SO_TIMESTAMPNS, socket(7)), on the wall's calendar clock;
+it is brought over to the monotonic one, and believed if it lies within the last second.
 """
 
 from __future__ import annotations

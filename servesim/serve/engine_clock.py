@@ -12,10 +12,9 @@ before it ends: its tokens are due at its end in any case. `settle_s=0` turns th
 
 It knows the engine's sequences and who reads them; sockets, texts and APIs are others' business.
 
-The workload of a server: requests that nobody knew before they came, in rows that are used again.
-
-An engine keeps one row of columns for each request of its workload. Here a fixed number of rows stands for those that
-are in the house at any one time, so that a server that has been up for a month holds no more than one just started.
+`LiveWorkload` holds requests that nobody knew before they came, in rows that are used again: an engine keeps one row of
+columns for each request of its workload, and here a fixed number of rows stands for those in flight, so that a server
+that has been up for a month holds no more than one just started.
 """
 
 from __future__ import annotations

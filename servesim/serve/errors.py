@@ -77,8 +77,8 @@ def described(value: object) -> object:
     return value if not isinstance(value, str) or len(value) <= 64 else f"<str of {len(value)} characters>"
 
 
-def unknown_model(asked: str, known: str) -> ApiError:
-    message = f"The model `{asked[:256]}` does not exist. Valid aliases: {known}."
+def unknown_model(name: str, known: str) -> ApiError:
+    message = f"The model `{name[:256]}` does not exist. Valid aliases: {known}."
     return ApiError(404, error_body(404, message, "NotFoundError", "model"))
 
 
@@ -93,11 +93,11 @@ def prompt_too_long(longest: int, prompt: int, *, at_least: bool) -> ApiError:
     )
 
 
-def max_tokens_too_large(asked: int, longest: int) -> ApiError:
+def max_tokens_too_large(max_tokens: int, longest: int) -> ApiError:
     return bad_request(
-        f"max_tokens={asked} cannot be greater than max_model_len={longest}. Please request fewer output tokens.",
+        f"max_tokens={max_tokens} cannot be greater than max_model_len={longest}. Please request fewer output tokens.",
         "max_tokens",
-        asked,
+        max_tokens,
     )
 
 

@@ -1,10 +1,8 @@
-"""One sequence in the engine of a server, from the moment it was asked for to its last token.
+"""One sequence in the live engine: asked for, generated step by step, shown to its reader; and faults on demand.
 
-What a step of the live engine did: gathered while it is made, shown when it is over.
-
-Faults on demand: what a client, a gateway or a dashboard makes of a server that fails, falls silent or hangs up.
-
-Each request draws its fate from one random stream, in order of arrival, so that a run can be repeated.
+A `Generation` lives from its request to its last token; `LiveWatch` gathers what a step did while it is made and shows
+it when it is over. Faults are what a client, a gateway or a dashboard meets in a server that fails, falls silent or
+hangs up: each request draws its own from one random stream, in order of arrival, so that a run can be repeated.
 """
 
 from __future__ import annotations
@@ -156,7 +154,7 @@ class LiveWatch:
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
-class Fate:
+class InjectedFault:
     """What is to go wrong with one request; by default nothing."""
 
     fails: bool = False  # answered with a 500
@@ -164,7 +162,7 @@ class Fate:
     cut_at: float | None = None  # share of the answer after which the connection is closed
 
 
-FINE = Fate()
+FINE = InjectedFault()
 
 
 class Faults:
@@ -174,10 +172,10 @@ class Faults:
         self._shares = fail, stall, cut
         self._random = random_stream(seed, "faults").random
 
-    def draw(self) -> Fate:
+    def draw(self) -> InjectedFault:
         """Return the next request's fate."""
         if not any(self._shares):
             return FINE
         fails, stalls, cuts = (self._random() < share for share in self._shares)
         at = self._random()
-        return Fate(fails=fails, stall_at=at if stalls else None, cut_at=at if cuts else None)
+        return InjectedFault(fails=fails, stall_at=at if stalls else None, cut_at=at if cuts else None)

@@ -1,11 +1,10 @@
-"""llama.cpp's routes and its page of metrics: what `llama-server --metrics --slots` offers.
+"""llama.cpp's routes, answers and page of metrics: what `llama-server --metrics --slots` offers.
 
 Names, types and help texts are those of a captured page of build 11434; the two throughput gauges are averages since
 the last scrape, as there, so that scraping changes them. Times are wall seconds.
 
-What answers of llama.cpp look like, field by field as captured: `timings` come unasked.
-
-The role and the first token come in one write, and so do the finish and the usage.
+Answers are field by field as captured: `timings` come without being asked for, the role and the first token come in one
+write, and so do the finish and the usage.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from servesim.serve.api_request import Asked, Fields, read_chat, read_completion, read_json
+from servesim.serve.api_request import ApiRequest, Fields, read_chat, read_completion, read_json
 from servesim.serve.app import Handler, Response
 from servesim.serve.connection import Connection
 from servesim.serve.engine_clock import EngineClock
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 BUILD = "b0-servesim"
 
 
-class LlamaCppShape:
+class LlamaCppFormat:
     """What llama.cpp's routes have in common."""
 
     content_type: ClassVar[str] = "text/event-stream"
@@ -75,7 +74,7 @@ class LlamaCppShape:
         return (event(chunk) + event(usage | {"usage": self._usage(), "timings": self._timings()}), DONE)
 
 
-class LlamaCppChat(LlamaCppShape):
+class LlamaCppChat(LlamaCppFormat):
     """`/v1/chat/completions`."""
 
     def _chunk(self, choice: Choice, delta: Json, reason: str | None) -> Json:
@@ -114,7 +113,7 @@ class LlamaCppChat(LlamaCppShape):
         return encode(body | {"usage": self._usage(), "timings": self._timings()})
 
 
-class LlamaCppCompletion(LlamaCppShape):
+class LlamaCppCompletion(LlamaCppFormat):
     """`/v1/completions`."""
 
     def _choice(self, choice: Choice, text: str, reason: str | None) -> Json:
@@ -142,7 +141,7 @@ class LlamaCppCompletion(LlamaCppShape):
         return encode(body | {"usage": self._usage(), "timings": self._timings()})
 
 
-class LlamaCppNative(LlamaCppShape):
+class LlamaCppNative(LlamaCppFormat):
     """llama.cpp's own `/completion`; its streams end without `[DONE]`."""
 
     def opening(self, choice: Choice) -> Writes:
@@ -317,19 +316,21 @@ class LlamaCppApi:
         self._start(connection, request, read_chat(self._endless(body)), LlamaCppChat)
 
     def _completion(self, connection: Connection, request: HttpRequest) -> None:
-        asked = read_completion(self._endless(read_json(request.body)))
-        self._start(connection, request, asked, LlamaCppCompletion)
+        api_request = read_completion(self._endless(read_json(request.body)))
+        self._start(connection, request, api_request, LlamaCppCompletion)
 
     def _native(self, connection: Connection, request: HttpRequest) -> None:
-        asked = read_completion(self._endless(read_json(request.body)) | {"n": 1})
-        if len(asked.prompts) != 1:
+        api_request = read_completion(self._endless(read_json(request.body)) | {"n": 1})
+        if len(api_request.prompts) != 1:
             raise bad_request("Expected one prompt")
-        self._start(connection, request, asked, LlamaCppNative)
+        self._start(connection, request, api_request, LlamaCppNative)
 
-    def _start(self, connection: Connection, request: HttpRequest, asked: Asked, shape: type) -> None:
-        if asked.max_tokens is not None:  # what is longer than the context ends with it
-            asked.max_tokens = min(asked.max_tokens, self._app.max_model_len)
-        self._app.generate(connection, request, asked, shape, "chatcmpl-")
+    def _start(
+        self, connection: Connection, request: HttpRequest, api_request: ApiRequest, response_format: type
+    ) -> None:
+        if api_request.max_tokens is not None:  # what is longer than the context ends with it
+            api_request.max_tokens = min(api_request.max_tokens, self._app.max_model_len)
+        self._app.generate(connection, request, api_request, response_format, "chatcmpl-")
 
     def _endless(self, body: Json) -> Json:
         """Return a body with llama.cpp's own limit, `n_predict`, and without those that mean none (-1)."""

@@ -1,6 +1,6 @@
 """What a server counts about itself beside its dialect's page: how late its steps were, its process, its HTTP.
 
-Counters, gauges and histograms with labels, as a Prometheus client library keeps them, and no more than that.
+Counters, gauges and histograms with labels are those of a Prometheus client library, and no more than is used here.
 """
 
 from __future__ import annotations

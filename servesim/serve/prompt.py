@@ -11,16 +11,16 @@ from array import array
 from random import Random
 
 from servesim.config.serve import ServeSpec
-from servesim.serve.api_request import Asked, Messages
+from servesim.serve.api_request import ApiRequest, Messages
 from servesim.serve.engine_clock import EngineClock
 from servesim.serve.errors import bad_request, max_tokens_too_large, prompt_too_long
 from servesim.serve.generation import Generation
 from servesim.serve.responses import Choice, Context
-from servesim.serve.tokenizer import Prefixes, Speech, Tokenizer
+from servesim.serve.tokenizer import Prefixes, PretendedText, Tokenizer
 from servesim.workload.seeds import random_stream
 
 
-class Desk:
+class PromptBuilder:
     """Makes the generations of a request, for one engine."""
 
     def __init__(
@@ -49,17 +49,17 @@ class Desk:
             raise prompt_too_long(self._max_model_len, len(tokens) if exact else limit, at_least=not exact)
         return tokens
 
-    def limit(self, asked: Asked, prompt: int) -> int:
+    def limit(self, api_request: ApiRequest, prompt: int) -> int:
         """Return the most output tokens that a prompt can have. Raises ApiError if that is none."""
         longest = self._max_model_len
-        if asked.max_tokens is not None and asked.max_tokens > longest:
-            raise max_tokens_too_large(asked.max_tokens, longest)
+        if api_request.max_tokens is not None and api_request.max_tokens > longest:
+            raise max_tokens_too_large(api_request.max_tokens, longest)
         room = longest - prompt
-        limit = room if asked.max_tokens is None else min(asked.max_tokens, room)
+        limit = room if api_request.max_tokens is None else min(api_request.max_tokens, room)
         if limit < 1:
             raise bad_request(f"max_tokens must be at least 1, got {limit}.", "max_tokens", limit)
         reason = self._clock.limits.refusal(prompt, prompt + limit)
-        if reason is not None and asked.max_tokens is None:
+        if reason is not None and api_request.max_tokens is None:
             limit = max(1, self._room(prompt))
             reason = self._clock.limits.refusal(prompt, prompt + limit)
         if reason is not None:
@@ -77,15 +77,15 @@ class Desk:
         return total - prompt
 
     def generations(
-        self, context: Context, asked: Asked, prompts: list[array[int]], limits: list[int], arrived_s: float
+        self, context: Context, api_request: ApiRequest, prompts: list[array[int]], limits: list[int], arrived_s: float
     ) -> list[Generation]:
         made: list[Generation] = []
         for tokens, limit in zip(prompts, limits, strict=True):
-            for choice in range(asked.n):
-                speech, target, reason = self._speech(asked, limit, choice)
+            for choice in range(api_request.n):
+                speech, target, reason = self._speech(api_request, limit, choice)
                 generation = Generation(number=len(made), prompt=len(tokens), target=target, arrived_s=arrived_s)
                 generation.reason = reason
-                generation.priority = asked.priority
+                generation.priority = api_request.priority
                 if self.prefixes is not None:
                     generation.content, parent = self.prefixes.content(tokens)
                     whole = len(tokens) // self.prefixes.block_size * self.prefixes.block_size
@@ -94,16 +94,16 @@ class Desk:
                 made.append(generation)
         return made
 
-    def _speech(self, asked: Asked, limit: int, choice: int) -> tuple[Speech, int, str]:
+    def _speech(self, api_request: ApiRequest, limit: int, choice: int) -> tuple[PretendedText, int, str]:
         """Return what is said to a request, how many tokens of it, and what ends it."""
-        random = self._random if asked.seed is None else random_stream(asked.seed, f"choice {choice}")
-        speech = Speech(random.getrandbits(30), bare=asked.chat)
+        random = self._random if api_request.seed is None else random_stream(api_request.seed, f"choice {choice}")
+        speech = PretendedText(random.getrandbits(30), bare=api_request.chat)
         own_end = random.randint(*self._spec.answer_tokens)
         target, reason = limit, "length"
-        own_end = max(own_end, asked.min_tokens)
-        if not asked.ignore_eos and own_end < limit:
+        own_end = max(own_end, api_request.min_tokens)
+        if not api_request.ignore_eos and own_end < limit:
             target, reason = own_end, "stop"
-        speech.stop_at(asked.stop, target, asked.min_tokens, include=asked.include_stop)
+        speech.stop_at(api_request.stop, target, api_request.min_tokens, include=api_request.include_stop)
         if speech.end is not None:
             target, reason = speech.end, "stop"
         return speech, target, reason

@@ -1,7 +1,7 @@
 """What answers look like: the JSON of vLLM 0.32, streamed and whole, field by field as captured.
 
-A shape writes the events of one answer; each item of what it returns is one write of the server, and so one HTTP chunk.
-A token's event is put together from prepared bytes, since that happens thousands of times a second.
+A response format writes the events of one answer; each item of what it returns is one write of the server, and so one
+HTTP chunk. A token's event is put together from prepared bytes, since that happens thousands of times a second.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from servesim.serve.generation import Generation
-from servesim.serve.tokenizer import Speech
+from servesim.serve.tokenizer import PretendedText
 from servesim.wire.sse import DONE
 
 Json = dict[str, Any]
@@ -24,7 +24,7 @@ class Choice:
 
     index: int
     generation: Generation
-    speech: Speech
+    speech: PretendedText
     head: bytes = b""  # of the event of a token, up to its text
     tail: bytes = b""  # from behind it on
 
@@ -69,7 +69,7 @@ class Context:
         }
 
 
-class VllmShape:
+class VllmFormat:
     """What vLLM's two routes have in common."""
 
     object: ClassVar[str]
@@ -151,7 +151,7 @@ class VllmShape:
         return {"kv_transfer_params": None, "ec_transfer_params": None, "metrics": None}
 
 
-class VllmChat(VllmShape):
+class VllmChat(VllmFormat):
     """`/v1/chat/completions`."""
 
     object = "chat.completion"
@@ -193,7 +193,7 @@ class VllmChat(VllmShape):
         return {"prompt_logprobs": None, "prompt_token_ids": None, "prompt_text": None} | super()._whole_tail()
 
 
-class VllmCompletion(VllmShape):
+class VllmCompletion(VllmFormat):
     """`/v1/completions`."""
 
     object = chunk_object = "text_completion"

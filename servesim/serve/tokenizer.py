@@ -1,8 +1,9 @@
-"""How text is cut into tokens: a pretended tokenizer with one documented rule, the same for prompts and `/tokenize`.
+"""Text in and out of a server without a model: a pretended tokenizer, answers, and which prompts begin alike.
 
-A token is up to eight letters, digits or underscores, with the one space in front of them if there is one; or any other
-single character. A longer word is cut every eight characters. A token's number is a checksum of its text, so the same
-text has the same numbers everywhere and always.
+`Tokenizer` has one documented rule, the same for prompts and `/tokenize`. A token is up to eight letters, digits or
+underscores, with the one space in front of them if there is one; or any other single character. A longer word is cut
+every eight characters. A token's number is a checksum of its text, so the same text has the same numbers everywhere and
+always.
 
 Where a token begins is decided by what stands before it and never by what follows: the tokens of a text stay what they
 are when text is put behind it, all but the last, and the last one too unless the new text goes on with its word. So
@@ -11,17 +12,15 @@ prompts with a common beginning have common token numbers, and prefix caching fi
 Chat messages are put between marks that no text contains: begin, role, content, end. It does not know how many tokens
 a real tokenizer would make of the same text: about as many for English prose, other numbers for everything else.
 
-What the pretended model says: an endless passage of plain words, one token each under the tokenizer's rule.
+`PretendedText` is what the model says: a passage of plain words, one token each under that rule. An answer begins at
+some sentence of the passage and goes on, round and round, so that token `k` of an answer costs a look into a table. It
+says the same for the same `start`; it does not read its prompt.
 
-An answer begins at some sentence of the passage and goes on, round and round, so that token `k` of an answer costs a
-look into a table. It says the same for the same `start`; it does not read its prompt.
-
-Which prompts begin alike: token numbers to the engine's shared content, by chained block hashes.
-
-As in vLLM (vllm/v1/core/kv_cache_utils.py) the hash of a block takes in the hash of the block before it, so equal
-hashes mean equal texts from the first token on. The engine wants streams (see `servesim.workload.requests`): the blocks
-of a prompt that are known run along streams of earlier prompts, those that are new become a stream of their own, and
-the tail behind the last whole block, with the answer, is a stream that only the next turn of the same talk joins.
+`Prefixes` turns token numbers into the engine's shared content, by chained block hashes. As in vLLM
+(vllm/v1/core/kv_cache_utils.py) the hash of a block takes in the hash of the block before it, so equal hashes mean
+equal texts from the first token on. The engine wants streams (see `servesim.workload.requests`): the blocks of a prompt
+that are known run along streams of earlier prompts, those that are new become a stream of their own, and the tail
+behind the last whole block, with the answer, is a stream that only the next turn of the same talk joins.
 
 It does not know which blocks still exist: the pool does, and tells it now and then, so that it forgets with the pool.
 Two answers that are word for word the same count as different, unless the second request came when the first was over.
@@ -134,7 +133,7 @@ SENTENCES = (0, *(at + 1 for at, token in enumerate(TOKENS[:-1]) if token == "."
 _SIZE = len(TOKENS)
 
 
-class Speech:
+class PretendedText:
     """One answer, as tokens. `bare`: its first word has no space in front, as behind a chat mark.
 
     A `stop` string ends it: `end` is then the number of tokens with the one in which it is complete, `stopped_by` the

@@ -1,9 +1,8 @@
-"""vLLM's routes: text, models, tokens, health, load, version, metrics.
+"""vLLM's routes (text, models, tokens, health, load, version) and its page of metrics.
 
-vLLM's page of metrics: its names, types, labels and buckets, as version 0.32 writes them.
-
-Source: a captured page of vLLM 0.32.0 (vllm/v1/metrics/loggers.py). Times are wall seconds. What the simulated engine
-has none of (adapters to wait for, offloaded or transferred KV, sleep, images) is there and stays at 0.
+Names, types, labels and buckets of the metrics are as version 0.32 writes them, by a captured page of 0.32.0
+(vllm/v1/metrics/loggers.py). Times are wall seconds. What the simulated engine has none of (adapters to wait for,
+offloaded or transferred KV, sleep, images) is there and stays at 0.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from servesim.catalog.servers import VLLM_ITL_BOUNDS_S, VLLM_REQUEST_BOUNDS_S, VLLM_TTFT_BOUNDS_S
 from servesim.config.build import Server
-from servesim.serve.api_request import Asked, Fields, read_chat, read_completion, read_json
+from servesim.serve.api_request import ApiRequest, Fields, read_chat, read_completion, read_json
 from servesim.serve.app import Handler, Response
 from servesim.serve.connection import Connection
 from servesim.serve.engine_clock import EngineClock
@@ -303,14 +302,14 @@ class VllmApi:
     def is_open(self, path: str) -> bool:
         return not path.startswith("/v1")
 
-    def _read(self, request: HttpRequest, read: Any) -> Asked:
-        asked: Asked = read(read_json(request.body))
-        self._check_model(asked.model)
-        return asked
+    def _read(self, request: HttpRequest, read: Any) -> ApiRequest:
+        api_request: ApiRequest = read(read_json(request.body))
+        self._check_model(api_request.model)
+        return api_request
 
-    def _check_model(self, asked: str | None) -> None:
-        if asked is not None and asked != self._app.model_name:
-            raise unknown_model(asked, self._app.model_name)
+    def _check_model(self, api_request: str | None) -> None:
+        if api_request is not None and api_request != self._app.model_name:
+            raise unknown_model(api_request, self._app.model_name)
 
     def _chat(self, connection: Connection, request: HttpRequest) -> None:
         self._app.generate(connection, request, self._read(request, read_chat), VllmChat, "chatcmpl-")
