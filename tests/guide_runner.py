@@ -2,7 +2,8 @@
 
 The blocks of one document run in order in one folder that sees the project: a file that one command saves is there for
 the next. A server that a block starts is started, on a free port and faster than its device; what a block does not
-start is asked of servers under the ports of the documents. Waits and loads are cut short.
+start is asked of servers under the ports of the documents. Waits and loads are cut short, and limits are such as the
+slowest machine keeps.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ _SHORTER = (
     (re.compile(r"(loadgen .*--requests) \d+"), r"\1 4"),
     (re.compile(r"\bsleep \S+"), "sleep 0.2"),
     (re.compile(r"--window \S+"), "--window 1s"),
+    (re.compile(r"(loadgen .*--slo ttft_p95=)\S+"), r"\g<1>10m"),
 )
 
 
