@@ -7,7 +7,8 @@ from typing import Any
 
 from servesim import simulate
 from servesim.config.build import build_server
-from servesim.config.server import SERVER_CHECKS, ServerSpec
+from servesim.config.option import given_of
+from servesim.config.server import ServerSpec
 from servesim.diagnose.diagnose import metrics_of
 from servesim.diagnose.state import ServerState, of_summary, with_server
 from servesim.summary.slo import parse_slos
@@ -101,7 +102,7 @@ def run_case(options: dict[str, Any], slo: tuple[str, ...] = ()) -> tuple[Summar
     """Simulate and return the summary and what a diagnosis knows of it."""
     run = simulate(**options)
     summary = summarize(run, parse_slos(slo))
-    asked = {key: run.config[key] for key in SERVER_CHECKS if run.config.get(key) is not None}
+    asked = given_of(ServerSpec, run.config)
     server = build_server(ServerSpec(**asked))
     return summary, with_server(of_summary(summary.as_dict(), run.config, source="simulated"), server)
 

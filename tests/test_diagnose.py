@@ -10,7 +10,8 @@ from servesim.catalog.servers import SERVERS
 from servesim.client.window import setup_facts
 from servesim.config import server_flags
 from servesim.config.build import build_server
-from servesim.config.server import SERVER_CHECKS, ServerSpec
+from servesim.config.option import checks_of, given_of
+from servesim.config.server import ServerSpec
 from servesim.config.server_flags import FLAGS, command_lines, parse_flags
 from servesim.diagnose.diagnose import DiagnosisInput, checks, diagnosis, findings, try_fix
 from servesim.diagnose.rules import DOWN, RULES, UP
@@ -108,7 +109,7 @@ class EveryRule(unittest.TestCase):
                 continue
             case = CASES[rule.name]
             run = simulate(**case.base)
-            asked = {key: run.config[key] for key in SERVER_CHECKS if run.config.get(key) is not None}
+            asked = given_of(ServerSpec, run.config)
             simulated = DiagnosisInput(
                 state=ServerState(source="simulated"),
                 server=build_server(ServerSpec(**asked)),
@@ -244,7 +245,7 @@ class Flags(unittest.TestCase):
 
     def test_every_field_exists_and_no_name_is_told_twice(self) -> None:
         for dialect, flags in FLAGS.items():
-            self.assertLessEqual({flag.field for flag in flags}, SERVER_CHECKS.keys())
+            self.assertLessEqual({flag.field for flag in flags}, checks_of(ServerSpec).keys())
             listed = [name for flag in flags for name in flag.names]
             self.assertEqual(len(listed), len(set(listed)), dialect)
 

@@ -31,7 +31,8 @@ from servesim.calibrate.measurement import Measurement, figures_for, figures_of,
 from servesim.catalog.hardware import named_hardware
 from servesim.client.setup import NOTED_CACHED_SHARE, known_model, like_run
 from servesim.config.build import Server, build_server
-from servesim.config.server import SERVER_CHECKS, ServerSpec
+from servesim.config.option import checks_of, given_of
+from servesim.config.server import ServerSpec
 from servesim.config.workload import WorkloadSpec, build_workload, drive
 from servesim.errors import InputError
 from servesim.inputs import FileKind, recognise
@@ -159,12 +160,12 @@ def of_run(label: str, run: Run, options: Options) -> Measurement:
     if not done:
         raise InputError(f"{label}: no request completed, nothing can be fitted to it")
     if run.source == "simulated":
-        known = {key: run.config[key] for key in SERVER_CHECKS if run.config.get(key) is not None}
+        known = given_of(ServerSpec, run.config)
         for name in ("mfu", "mbu", "step_overhead_s", "cost_model"):
             known.pop(name, None)
     else:
         like = like_run(run.config, run.setup)
-        known = {key: like[key] for key in SERVER_CHECKS if key in like}
+        known = given_of(ServerSpec, like)
     done.sort(key=lambda index: records.sent_s[index])
     requests = Requests()
     prompts = [records.prompt_tokens[index] for index in done]
@@ -220,9 +221,9 @@ def _of_summary(
     if summary.get("source") == "measured":
         facts = setup if isinstance(setup, dict) else {}
         like = like_run(config, {"model": config.get("model"), **facts})
-        known: Options = {key: like[key] for key in SERVER_CHECKS if key in like}
+        known: Options = given_of(ServerSpec, like)
     else:
-        known = {key: config[key] for key in SERVER_CHECKS if config.get(key) is not None}
+        known = given_of(ServerSpec, config)
         for name in ("mfu", "mbu", "step_overhead_s", "cost_model"):
             known.pop(name, None)
     spec = WorkloadSpec(**workload)
@@ -296,9 +297,9 @@ def of_row(label: str, raw: Mapping[str, Any], options: Options) -> Measurement:
     for key in ("model", "hardware"):
         if key in row:
             known[key] = known_model({"model": row[key]}) or row[key] if key == "model" else row[key]
-    for key in SERVER_CHECKS:
+    for key in checks_of(ServerSpec):
         if key in row and key not in known:
-            known[key] = SERVER_CHECKS[key](row[key], f"{label}: {key}")
+            known[key] = checks_of(ServerSpec)[key](row[key], f"{label}: {key}")
     concurrency = parse_count(row.get("concurrency", 1), f"{label}: concurrency")
     for key in ("prompt_tokens", "output_tokens"):
         if key not in row:

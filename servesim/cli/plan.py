@@ -10,8 +10,18 @@ from typing import Any
 from servesim.cli.options import CONFIG, JOBS, JSON, OUTPUT, QUIET, SERVER_GROUPS, SLO
 from servesim.cli.parser import Parser
 from servesim.cli.runner import Call, Result
-from servesim.config.fleet import FLEET_CHECKS, FleetSpec, parse_prices, split
-from servesim.config.option import Group, Option, count, groups_of, number, options_of, spec_of, text
+from servesim.config.fleet import FleetSpec, parse_prices, split
+from servesim.config.option import (
+    Group,
+    Option,
+    checks_of,
+    count,
+    groups_of,
+    number,
+    options_of,
+    spec_of,
+    text,
+)
 from servesim.config.server import ServerSpec
 from servesim.config.workload import WorkloadSpec, load_requests
 from servesim.console import Console
@@ -182,7 +192,7 @@ def plan_spec(values: dict[str, Any], console: Console | None = None) -> PlanSpe
 def _fleets(values: dict[str, Any]) -> list[FleetSpec]:
     forms = values.get("disagg", "off")
     link = {option.key: values[option.key] for option in _LINK if option.key in values}
-    link.setdefault("link_bytes_per_s", FLEET_CHECKS["link_bytes_per_s"](DEFAULT_LINK, "link"))
+    link.setdefault("link_bytes_per_s", checks_of(FleetSpec)["link_bytes_per_s"](DEFAULT_LINK, "link"))
     return [
         FleetSpec() if form == "off" else FleetSpec(disagg=form, **link)
         for form in (forms if isinstance(forms, list) else [forms])

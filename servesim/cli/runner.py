@@ -21,8 +21,8 @@ from servesim.cli.options import DEVICE
 from servesim.cli.parser import Parser
 from servesim.config.build import build_server
 from servesim.config.document import read_config
-from servesim.config.option import Option, spec_of
-from servesim.config.server import DERIVED, SERVER_CHECKS, ServerSpec
+from servesim.config.option import Option, checks_of, spec_of
+from servesim.config.server import DERIVED, ServerSpec
 from servesim.console import Console, OutputFile
 from servesim.errors import InputError, RunError, ServesimError
 from servesim.units import shown, suggest
@@ -182,7 +182,7 @@ def gather(parser: Parser, flags: dict[str, Any]) -> dict[str, Any]:
                         PRESETS[key](name)  # now, while it is known which file names it
             except InputError as error:
                 raise error if str(error).startswith(f"{path}: ") else InputError(f"{path}: {error}") from None
-    if like is None and flags.keys() & SERVER_CHECKS.keys():
+    if like is None and flags.keys() & checks_of(ServerSpec).keys():
         values = _without_defaults(values)
     dropped = {key for flag in flags for key in _REPLACES.get(flag, ())}
     return {key: value for key, value in values.items() if key not in dropped} | flags

@@ -14,9 +14,9 @@ from servesim.cli.options import CONFIG, HORIZON, JOBS, JSON, OUTPUT, PLOT, QUIE
 from servesim.cli.parser import Parser
 from servesim.cli.runner import Call, Result
 from servesim.client.scan import DEFAULT_REPEATS, Scan, make_scan, scanned
-from servesim.config.fleet import FLEET_CHECKS, FleetSpec
-from servesim.config.option import Group, Option, count, groups_of, spec_of
-from servesim.config.server import DERIVED, SERVER_CHECKS, ServerSpec
+from servesim.config.fleet import FleetSpec
+from servesim.config.option import Group, Option, checks_of, count, groups_of, spec_of
+from servesim.config.server import DERIVED, ServerSpec
 from servesim.config.workload import LOADS, WorkloadSpec, load_requests
 from servesim.console import Console
 from servesim.fleet.build import build_deployment
@@ -48,7 +48,7 @@ def colocated_rows(points: Sequence[Point], cells: Sequence[Cell]) -> tuple[list
     rows: dict[Cell, Point] = {}
     for point, cell in zip(points, cells, strict=True):
         if cell.fleet.is_disaggregated:
-            unlinked = {key: None if key in FLEET_CHECKS and key != "disagg" else point[key] for key in point}
+            unlinked = {key: None if key in checks_of(FleetSpec) and key != "disagg" else point[key] for key in point}
             rows.setdefault(colocated(cell), unlinked)
     return list(rows.values()), list(rows)
 
@@ -301,7 +301,7 @@ def _config(values: dict[str, Any], axes: dict[str, list[Any]], first: Cell) -> 
         "trace": values.get("trace"),
         "horizon_s": first.horizon_s,
     }
-    if any(key in SERVER_CHECKS for key in axes):
+    if any(key in checks_of(ServerSpec) for key in axes):
         config |= {key: None for key in (*DERIVED, "num_blocks") if key not in values}
     config |= {key: items if len(items) > 1 else items[0] for key, items in axes.items()}
     return config | ({"slo": values["slo"]} if values.get("slo") else {})

@@ -27,7 +27,7 @@ from servesim.config.option import (
     text,
     values_of,
 )
-from servesim.config.server import SERVER_CHECKS, ServerSpec
+from servesim.config.server import ServerSpec
 from servesim.errors import InputError
 from servesim.inputs import MAX_CONFIG_BYTES, read_object
 from servesim.units import parse_bandwidth, parse_duration, parse_finite, shown, suggest
@@ -96,12 +96,13 @@ def fleet_kinds(value: Any, name: str) -> tuple[KindSpec, ...]:
 
 def _kind(values: Mapping[str, Any], where: str) -> KindSpec:
     options: dict[str, Any] = {}
+    checks = checks_of(ServerSpec)
     for key, value in values.items():
         if key in ("name", "count", "role", "effective") or value is None:
             continue
-        if key not in SERVER_CHECKS:
-            raise InputError(f"{where}: {suggest('option', str(key), ('name', 'count', 'role', *SERVER_CHECKS))}")
-        options[key] = _checked(SERVER_CHECKS[key], value, key, where)
+        if key not in checks:
+            raise InputError(f"{where}: {suggest('option', str(key), ('name', 'count', 'role', *checks))}")
+        options[key] = _checked(checks[key], value, key, where)
     given = values.get("name")
     return KindSpec(
         name=None if given is None else _checked(text, given, "name", where),
@@ -305,7 +306,3 @@ class FleetSpec:
             prefill, decode = map(int, self.disagg.split(":"))
             return KindSpec(count=prefill, role="prefill"), KindSpec(count=decode, role="decode")
         return (KindSpec(count=self.replicas if self.autoscale is None else int(self.autoscale.partition(":")[2])),)
-
-
-FLEET_CHECKS = checks_of(FleetSpec)
-"""What each field of `FleetSpec` accepts: a flag's text or a JSON value, with the name it was given under."""

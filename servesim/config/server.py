@@ -13,7 +13,6 @@ from servesim.config.engine import POLICIES, RULES
 from servesim.config.offload import DEFAULT_OFFLOAD_LINK, JOIN, links, sizes
 from servesim.config.option import (
     check_fields,
-    checks_of,
     count,
     number,
     one_of,
@@ -335,9 +334,6 @@ class ServerSpec:
         """Return the fields by name, those of features that are off left out."""
         return values_of(self)
 
-
-SERVER_CHECKS = checks_of(ServerSpec)
-"""What each field of `ServerSpec` accepts: a flag's text or a JSON value, with the name it was given under."""
 
 DERIVED = tuple(dict.fromkeys(option.key for option in options_of(ServerSpec) if option.derived))
 """Fields whose value, where it is not given, follows from others: the device, the model, vLLM's own defaults."""

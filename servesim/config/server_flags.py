@@ -16,7 +16,8 @@ from typing import Any
 from servesim.catalog.models import MODELS, repositories
 from servesim.catalog.weights import WEIGHT_FORMATS
 from servesim.config.build import Server
-from servesim.config.server import SERVER_CHECKS
+from servesim.config.option import checks_of
+from servesim.config.server import ServerSpec
 from servesim.errors import InputError
 from servesim.units import shown
 
@@ -160,7 +161,7 @@ def _checked(values: dict[str, Any]) -> dict[str, Any]:
             value = _F16.get(value, value)
         if name == "kv_tokens" and value == "0":  # llama.cpp: the model's own
             continue
-        checked[name] = SERVER_CHECKS[name](value, name)
+        checked[name] = checks_of(ServerSpec)[name](value, name)
     return checked
 
 

@@ -13,7 +13,8 @@ from typing import Any
 from servesim.catalog.servers import dialect_of, metrics_hint
 from servesim.client.window import setup_facts
 from servesim.config.build import Server, build_server
-from servesim.config.server import SERVER_CHECKS, ServerSpec
+from servesim.config.option import checks_of, given_of
+from servesim.config.server import ServerSpec
 from servesim.config.server_flags import ServerFlags, preset_of
 from servesim.diagnose.diagnose import DiagnosisInput
 from servesim.diagnose.state import (
@@ -141,7 +142,7 @@ def _of_summary(
     if any(config.get(name) for name in ("disagg", "fleet", "autoscale")) or (config.get("replicas") or 1) > 1:
         notes.append(f"{source}: a fleet's figures are taken together, without the limits of its servers")
         return DiagnosisInput(state=replace(state, max_num_seqs=None, max_num_batched_tokens=None, num_blocks=None))
-    asked = {key: config[key] for key in SERVER_CHECKS if config.get(key) is not None}
+    asked = given_of(ServerSpec, config)
     server = _built(asked, notes)
     if server is None:
         return DiagnosisInput(state=state)
@@ -168,7 +169,7 @@ def _measured(
         asked.setdefault("like_vllm", True)
         for name in ("gpu_memory_utilization", "block_size"):
             if facts.get(name, "None") != "None":
-                asked.setdefault(name, SERVER_CHECKS[name](facts[name], name))
+                asked.setdefault(name, checks_of(ServerSpec)[name](facts[name], name))
     server = _built(asked, notes)
     if server is not None:
         state = with_server(state, server)

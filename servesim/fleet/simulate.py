@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from servesim.config.fleet import FLEET_CHECKS, FleetSpec
-from servesim.config.option import seconds
-from servesim.config.server import SERVER_CHECKS, ServerSpec
+from servesim.config.fleet import FleetSpec
+from servesim.config.option import checks_of, seconds, spec_of
+from servesim.config.server import ServerSpec
 from servesim.config.workload import DEFAULT_CONCURRENCY, LOADS, WorkloadSpec, build_workload
 from servesim.engine.simulate import Watch, advance_watched, arriving, judge_floor, run_workload
 from servesim.engine.trace import Observation
@@ -45,18 +45,15 @@ def simulate(
     An `observer` sees every step of a lone engine. Raises `InputError` for options that make no sense and
     `CapacityError` for a model that does not fit.
     """
-    known = WorkloadSpec.__dataclass_fields__
+    known = [name for spec in (ServerSpec, FleetSpec, WorkloadSpec) for name in checks_of(spec)]
     for name in options:
-        if name not in SERVER_CHECKS and name not in FLEET_CHECKS and name not in known:
-            raise suggest("option", name, [*SERVER_CHECKS, *FLEET_CHECKS, *known])
-    deployment = build_deployment(
-        ServerSpec(**{name: value for name, value in options.items() if name in SERVER_CHECKS}),
-        FleetSpec(**{name: value for name, value in options.items() if name in FLEET_CHECKS}),
-    )
-    load = {name: value for name, value in options.items() if name in known}
-    if all(load.get(name) is None for name in LOADS):
-        load["concurrency"] = DEFAULT_CONCURRENCY
-    return run_deployment(deployment, WorkloadSpec(**load), horizon_s=horizon_s, observer=observer, watch=watch)
+        if name not in known:
+            raise suggest("option", name, known)
+    if all(options.get(name) is None for name in LOADS):
+        options["concurrency"] = DEFAULT_CONCURRENCY
+    deployment = build_deployment(spec_of(ServerSpec, options), spec_of(FleetSpec, options))
+    load = spec_of(WorkloadSpec, options)
+    return run_deployment(deployment, load, horizon_s=horizon_s, observer=observer, watch=watch)
 
 
 def run_deployment(

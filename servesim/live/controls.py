@@ -18,7 +18,8 @@ from typing import Any
 
 from servesim.config.build import Server, build_server
 from servesim.config.engine import EngineConfig
-from servesim.config.server import SERVER_CHECKS
+from servesim.config.option import checks_of
+from servesim.config.server import ServerSpec
 from servesim.cost.model import CostModel
 from servesim.errors import InputError
 from servesim.live.feed import Feed
@@ -200,7 +201,7 @@ class Steering:
         for name, value in asked.items():
             if name not in ENGINE_OPTIONS:
                 raise suggest("engine option", str(name), ENGINE_OPTIONS)
-            values[name] = SERVER_CHECKS[name](value, name)
+            values[name] = checks_of(ServerSpec)[name](value, name)
         server = build_server(replace(self._app.server.spec, **values))
         self._app.restart(server)
         self._restarted()

@@ -16,7 +16,8 @@ from typing import Any
 from servesim.catalog.hardware import Hardware
 from servesim.catalog.model import Model
 from servesim.config.build import build_server
-from servesim.config.server import SERVER_CHECKS, ServerSpec
+from servesim.config.option import given_of
+from servesim.config.server import ServerSpec
 from servesim.cost.roofline import critical_batch
 from servesim.errors import ServesimError
 from servesim.report.figure import Figure, Key, Panel, logarithmic
@@ -70,7 +71,7 @@ class Device:
 
 def device_of(config: Mapping[str, Any], hardware: str | None = None, model: str | None = None) -> Device | None:
     """Return the device that a configuration names, or the one that is named here; None where neither is known."""
-    asked = {key: config[key] for key in SERVER_CHECKS if config.get(key) is not None}
+    asked = given_of(ServerSpec, config)
     if hardware is not None:
         asked = {"hardware": hardware, "model": model or config.get("model")}
     if not isinstance(asked.get("model"), str) or "hardware" not in asked:
