@@ -91,7 +91,7 @@ class Laws(Curve):
         lives = run.scaling.lives
         self.assertTrue(any(life.ended_s is not None for life in lives), "nothing ever drained")
         records = run.records
-        for index, home in enumerate(run.homes["replica"]):
+        for index, home in enumerate(run.replica_of["replica"]):
             last_s = run.times[records.last[index]]
             sent_s = records.sent_s[index]
             fits = [

@@ -171,7 +171,7 @@ class WhatIsNotTold(unittest.TestCase):
         self.assertTrue(any("stay near their defaults" in hint for hint in fit.hints), fit.hints)
         self.assertLess(fit.mean_error, 0.01)
 
-    def test_a_server_whose_decode_costs_more_than_its_prefill_has_them_parted(self) -> None:
+    def test_a_server_whose_decode_costs_more_than_its_prefill_has_them_fitted_separately(self) -> None:
         server = {"model": "smollm2-135m-q8_0", "hardware": "cpu-4vcpu", "kv_tokens": 8192, "cost_model": "detailed"}
         built = build_server(ServerSpec(**server))
         slow = replace(built, hardware=replace(built.hardware, detailed={"mfu": 0.6, "decode_work": 2.5}))
@@ -179,7 +179,7 @@ class WhatIsNotTold(unittest.TestCase):
         runs = [of_run(f"at {load.concurrency}", run_workload(slow, load), {}) for load in loads]
         fit = calibrate(runs, cost_model="detailed")
         self.assertAlmostEqual(fit.solution.values["decode_work"] / 2.5, 1.0, delta=0.1)
-        self.assertTrue(any("prefill and decode were parted" in note for note in fit.notes), fit.notes)
+        self.assertTrue(any("prefill and decode were fitted separately" in note for note in fit.notes), fit.notes)
 
     def test_more_than_the_datasheet_is_warned_of(self) -> None:
         fit = calibrate([row({"tpot_ms": 20.0}), row({"tpot_ms": 21.0}, concurrency=8)], names=("mbu",))

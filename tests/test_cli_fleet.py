@@ -157,7 +157,7 @@ class Apart(Fleets):
                     have = json.loads(json.dumps(summarize(run).as_dict()))
                     self.assertEqual({key: want[key] for key in have}, have)
                     self.assertEqual(
-                        set(run.homes), {"replica"} if "--replicas" in fleet else set(run.homes) - {"replica"}
+                        set(run.replica_of), {"replica"} if "--replicas" in fleet else set(run.replica_of) - {"replica"}
                     )
                     self.assertEqual(run.violations, [])
 

@@ -88,7 +88,7 @@ class ManyReplicas(unittest.TestCase):
         self.assertEqual(sum(replica.steps for replica in run.replicas), run.engine.steps)
         self.assertEqual(sum(replica.preemptions for replica in run.replicas), run.engine.preemptions)
         self.assertEqual(
-            [replica.requests for replica in run.replicas], [list(run.homes["replica"]).count(n) for n in range(4)]
+            [replica.requests for replica in run.replicas], [list(run.replica_of["replica"]).count(n) for n in range(4)]
         )
         spread = summarize(run).imbalance
         assert spread is not None
@@ -148,7 +148,7 @@ def brute_homes(case: Case, count: int, cost: CostModel) -> list[int]:
     ended: list[list[float]] = [[] for _ in range(count)]
     feeds = [Fed(requests, ended[number]) for number in range(count)]
     engines = [Engine(case.config, cost, feed) for feed in feeds]
-    sent, last_sent, homes = [0] * count, [0] * count, []
+    sent, last_sent, replica_of = [0] * count, [0] * count, []
     for index, at in enumerate(requests.arrival_s):
         for engine in engines:
             engine.advance(at)
@@ -158,8 +158,8 @@ def brute_homes(case: Case, count: int, cost: CostModel) -> list[int]:
         last_sent[home] = index + 1
         feeds[home].due.append((at, index))
         engines[home].workload_changed()
-        homes.append(home)
-    return homes
+        replica_of.append(home)
+    return replica_of
 
 
 class LeastLoaded(unittest.TestCase):
@@ -184,7 +184,7 @@ class LeastLoaded(unittest.TestCase):
             with self.subTest(seed=seed):
                 fleet = Fleet(case.workload(), [kind], router="least-loaded")
                 fleet.advance()
-                self.assertEqual(list(fleet.homes), brute_homes(case, kind.count, cost))
+                self.assertEqual(list(fleet.replica_of), brute_homes(case, kind.count, cost))
 
 
 class NoHang(unittest.TestCase):

@@ -76,12 +76,12 @@ class Routers(unittest.TestCase):
         requests.content = [((0, 64),), ((1, 64),), ((0, 64), (5, 99)), (), ((1, 64), (6, 99)), ((6, 99),)]
         replicas = [Loaded(n) for n in range(3)]
         router = router_of("prefix", replicas, requests)
-        homes = []
+        replica_of = []
         for index in range(6):
             chosen = router.choose(index)
             chosen.load(chosen.in_flight + 1, index + 1)
-            homes.append(chosen.number)
-        self.assertEqual(homes, [0, 1, 0, 2, 1, 1])
+            replica_of.append(chosen.number)
+        self.assertEqual(replica_of, [0, 1, 0, 2, 1, 1])
 
     def test_prefix_leaves_a_replica_that_accepts_nothing_more(self) -> None:
         requests = Requests()

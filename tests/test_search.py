@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 from servesim.errors import InputError
 from servesim.plan import search
-from servesim.plan.search import Answer, Limit, Search
+from servesim.plan.search import Limit, ProbeOutcome, Search
 from tests.extent import seeds
 
 
-def edge_at(limit: float) -> Callable[[float], tuple[Answer, float]]:
+def edge_at(limit: float) -> Callable[[float], tuple[ProbeOutcome, float]]:
     """Return a probe without noise whose loads up to `limit` meet."""
-    return lambda load: (Answer.MET if load <= limit else Answer.MISSED, load)
+    return lambda load: (ProbeOutcome.MET if load <= limit else ProbeOutcome.MISSED, load)
 
 
 class SearchTest(unittest.TestCase):
@@ -50,8 +50,8 @@ class SearchTest(unittest.TestCase):
         self.assertEqual((found.load, found.next_load, found.limit), (100, None, Limit.MAXIMUM))
 
     def test_a_saturated_client_bounds_the_search_and_is_named(self) -> None:
-        def probe(load: float) -> tuple[Answer, None]:
-            return (Answer.DISCARDED if load > 40 else Answer.MET), None
+        def probe(load: float) -> tuple[ProbeOutcome, None]:
+            return (ProbeOutcome.DISCARDED if load > 40 else ProbeOutcome.MET), None
 
         found = Search(probe=probe, start=1, whole=True, votes=3, resolution=0.0).run()
         self.assertEqual((found.load, found.next_load, found.limit), (40, 41, Limit.CLIENT))
@@ -65,9 +65,9 @@ class SearchTest(unittest.TestCase):
         )
 
     def test_one_lucky_probe_does_not_decide(self) -> None:
-        lucky = {32: [Answer.MET]}  # the first time only
+        lucky = {32: [ProbeOutcome.MET]}  # the first time only
 
-        def probe(load: float) -> tuple[Answer, None]:
+        def probe(load: float) -> tuple[ProbeOutcome, None]:
             answers = lucky.get(int(load))
             return (answers.pop() if answers else edge_at(20)(load)[0]), None
 
@@ -78,8 +78,8 @@ class SearchTest(unittest.TestCase):
         for seed in seeds(200):
             stream = random.Random(seed)
 
-            def probe(load: float, stream: random.Random = stream) -> tuple[Answer, None]:
-                return (Answer.MET if load * stream.gauss(1, 0.03) <= 64 else Answer.MISSED), None
+            def probe(load: float, stream: random.Random = stream) -> tuple[ProbeOutcome, None]:
+                return (ProbeOutcome.MET if load * stream.gauss(1, 0.03) <= 64 else ProbeOutcome.MISSED), None
 
             with self.subTest(seed=seed):
                 found = Search(probe=probe, start=4, whole=True).run()

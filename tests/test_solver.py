@@ -86,14 +86,14 @@ class LeastSquares(unittest.TestCase):
     def test_a_parameter_that_nothing_tells_has_an_infinite_error(self) -> None:
         found = least_squares(lambda v: [100 * (v[0] - 3.0)], [plain("x", 1.0), plain("silent", 2.0)])
         self.assertEqual(found.errors["silent"], math.inf)
-        self.assertEqual(found.untold(), [("silent",)])
+        self.assertEqual(found.unidentified(), [("silent",)])
 
     def test_two_parameters_that_only_show_as_a_sum_are_named_together(self) -> None:
         found = least_squares(
             lambda v: [100 * (v[0] + v[1] - 3), 100 * (v[2] - 1), 100 * (v[2] - 1.01)],
             [plain("a", 1.0), plain("b", 1.0), plain("c", 0.5)],
         )
-        self.assertEqual(found.untold(), [("a", "b")])
+        self.assertEqual(found.unidentified(), [("a", "b")])
         self.assertAlmostEqual(found.values["a"] + found.values["b"], 3.0, 4)
 
     def test_few_evaluations_are_enough_for_a_smooth_function(self) -> None:

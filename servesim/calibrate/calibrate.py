@@ -1,10 +1,10 @@
-"""Which device was it? The parameters of a cost model from measurements of real runs, and how well they are told.
+"""The parameters of a device's cost model from measurements of real runs, and how well the runs identify them.
 
 Every trial is a prediction of every measurement by the simulator itself, so that a queue in a measurement is a queue in
 its prediction; least squares on the logarithm of the ratio finds the parameters. The roofline's three may start from a
-closed form (`closed_form`), the detailed model's from its defaults, which also hold whatever the runs do not tell:
-without parameters asked for by name every one is free within its `GUESS`, a prior. Which parameters the data cannot
-tell, and what run would, is part of the answer.
+closed form, the detailed model's from its defaults, which also hold whatever the runs do not identify: without
+parameters asked for by name every one is free within its prior (`GUESS`). Which parameters the runs do not identify,
+and what run would, is part of the result.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from servesim.calibrate.measurement import Measurement
-from servesim.calibrate.parameters import FITTABLE, ROOFLINE_BOUNDS, begun, hints, parted, unphysical
+from servesim.calibrate.parameters import (
+    FITTABLE,
+    ROOFLINE_BOUNDS,
+    fitted_separately,
+    hints,
+    unphysical,
+    with_measured_start,
+)
 from servesim.calibrate.solver import Parameter, Solution, least_squares
 from servesim.catalog.hardware import HARDWARE, Hardware, device_document
 from servesim.errors import InputError
@@ -43,7 +50,7 @@ class Point:
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Calibration:
-    """A device with the figures that measurements of it told."""
+    """A device with the figures that were fitted to measurements of it."""
 
     hardware: Hardware
     base: Hardware
@@ -52,8 +59,8 @@ class Calibration:
     start: str  # where the search began
     points: tuple[Point, ...]
     warnings: tuple[str, ...]
-    hints: tuple[str, ...]  # what the runs do not tell, and which would
-    notes: tuple[str, ...] = ()  # what the model had to part to come near, what was left out of the runs
+    hints: tuple[str, ...]  # what the runs do not identify, and which would
+    notes: tuple[str, ...] = ()  # what had to be fitted separately, what was left out of the runs
     weights: tuple[float, ...] = ()  # the standard errors that the residuals are in units of
 
     @property
@@ -66,7 +73,7 @@ class Calibration:
         return max(abs(point.error) for point in self.points)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fit as a JSON object, with times in milliseconds; a parameter that nothing tells has no error."""
+        """Return the fit as JSON, with times in milliseconds; a parameter that is not identified has no error."""
         solution = self.solution
         rows = []
         for parameter in solution.parameters:
@@ -176,7 +183,7 @@ def calibrate(
             found += trial.residuals(trial.predict())
         return found
 
-    other = [begun(parameter, base, measurements) for parameter in parameters]
+    other = [with_measured_start(parameter, base, measurements) for parameter in parameters]
     if other != parameters:
         parameters = min(
             (parameters, other), key=lambda each: math.fsum(r**2 for r in residuals([one.start for one in each]))
@@ -186,7 +193,7 @@ def calibrate(
     )
     hardware = device([solution.values[parameter.name] for parameter in parameters])
     points = points_of(measurements, hardware, cost_model)
-    untold, advice = hints(solution)
+    unidentified, advice = hints(solution)
     calibration = Calibration(
         hardware=hardware,
         base=base,
@@ -196,14 +203,14 @@ def calibrate(
         points=points,
         warnings=(),
         hints=tuple(advice),
-        notes=(*parted(solution), *(note for measurement in measurements for note in measurement.notes)),
+        notes=(*fitted_separately(solution), *(note for measurement in measurements for note in measurement.notes)),
         weights=tuple(m.errors[name] for m in measurements for name in m.figures),
     )
     told = _sentence(calibration, len(measurements))
     return replace(
         calibration,
         hardware=replace(hardware, fitted=told, fitted_for=cost_model),
-        warnings=tuple(_warnings(calibration, untold)),
+        warnings=tuple(_warnings(calibration, unidentified)),
     )
 
 
@@ -224,8 +231,8 @@ def _rounded(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def _warnings(calibration: Calibration, untold: set[str]) -> list[str]:
-    warnings = unphysical(calibration.solution, untold, has_peaks=calibration.base.has_peaks)
+def _warnings(calibration: Calibration, unidentified: set[str]) -> list[str]:
+    warnings = unphysical(calibration.solution, unidentified, has_peaks=calibration.base.has_peaks)
     if calibration.mean_error > FINE:
         warnings.append(
             f"the points are off by {calibration.mean_error:.0%} on average: these runs are not of one server as it "

@@ -9,10 +9,8 @@
 
 The server of a measurement is what was asked for by name (`options`), over what its file says of it.
 
-An engine's own log of requests: a first line with its settings, then a line a request with the engine's timestamps.
-
-The form of the two vLLM runs that `validate` replays: `engine`, `kv_cache` and `hardware` in the header; `arrival_s`,
-`first_token_s`, `last_token_s`, `prompt_tokens` and `output_tokens` in each row.
+An engine's log is what the two vLLM runs that `validate` replays were written as: `engine`, `kv_cache` and `hardware`
+in the first line; `arrival_s`, `first_token_s`, `last_token_s`, `prompt_tokens` and `output_tokens` in each row.
 """
 
 from __future__ import annotations

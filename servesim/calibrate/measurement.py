@@ -2,7 +2,7 @@
 
 A figure is a latency's mean or percentile over the completed requests, in seconds, under a name such as `ttft_p50`; it
 is taken from a run, simulated or measured, in one place. A prediction is a whole run of the simulator, queueing and
-scheduling and all, not a formula. Where measurements come from is not known here (`readings`).
+scheduling and all, not a formula. Where measurements come from is not known here (`input`).
 """
 
 from __future__ import annotations

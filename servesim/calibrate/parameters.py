@@ -3,7 +3,7 @@
 A parameter is free, or held by its `GUESS`. A share of a peak is fitted by its logarithm. A time adds to others and may
 be 0, so that a free one is fitted as it is, in units of its own; the guess at one is a guess at its logarithm.
 
-The roofline's three figures from two measurements, by algebra: where a fit may start.
+The roofline's three figures also follow from two measurements, by algebra (`roofline_from`): where a fit may start.
 
     prefill: an unqueued prompt, ruled by compute        ttft = overhead + flop x prompt / compute
     slow: one sequence or few, ruled by the weight read  tpot = overhead + read / bandwidth
@@ -11,12 +11,11 @@ The roofline's three figures from two measurements, by algebra: where a fit may 
 
 `read` is weights and contexts. Of each `tpot` the time is taken off in which the prompts of the others are computed,
 `batch x prompt x flop / compute` during the whole of an answer. Three equations for overhead, bandwidth and compute,
-which hold only if the answer agrees that they do: else there is none. Queueing is left out, which is why it is a start
-and not an answer.
+which hold only if the solution agrees that they do: else there is none. Queueing is left out, which is why it is a
+start and not the fit.
 
-What a fit says beside its figures: what the runs do not tell and which would, what was parted, what is unphysical.
-
-Reads a `Solution` whose parameters have the names of a cost model's; knows no measurement.
+Last, what a solution says beside its figures: what the runs do not identify and which would, what was fitted
+separately, what is unphysical.
 """
 
 from __future__ import annotations
@@ -137,45 +136,49 @@ REMEDIES: tuple[tuple[frozenset[str], str], ...] = (
     (frozenset({"overhead_ms"}), "add a run at concurrency 1 with short prompts"),
     (frozenset({"ingest_ms"}), "add a run at concurrency 1 with short prompts"),
 )
-"""What tells parameters apart that the runs at hand do not; the first that the group contains."""
+"""What identifies parameters that the runs at hand do not; the first that the group contains."""
 
-PARTED: dict[str, str] = {
-    "decode_work": "a decoding token takes {:.2g} times the compute of a prompt's: prefill and decode were parted",
-    "mixed_kv": "a KV read beside a prompt takes {:.2g} times as long as alone: steps with a prompt were parted",
+FITTED_SEPARATELY: dict[str, str] = {
+    "decode_work": "a decoding token takes {:.2g} times the compute of a prompt's: "
+    "prefill and decode were fitted separately",
+    "mixed_kv": "a KV read beside a prompt takes {:.2g} times as long as alone: "
+    "steps with a prompt were fitted separately",
 }
-PARTED_FROM = 0.22  # of a logarithm: a quarter more, or a fifth less
+SEPARATE_FROM = 0.22  # of a logarithm: a quarter more, or a fifth less
 
 
 def hints(solution: Solution) -> tuple[set[str], list[str]]:
-    """Return the names of what the runs do not tell, and sentences about it with their remedies."""
-    told, names = list[str](), set[str]()
+    """Return the names of what the runs do not identify, and sentences about it with their remedies."""
+    sentences, names = list[str](), set[str]()
     priors = {parameter.name for parameter in solution.parameters if parameter.prior is not None}
     kept = [name for name in priors if solution.told[name] < 0.5]
-    for group in solution.untold():
+    for group in solution.unidentified():
         if set(group) <= priors:
             continue  # its default stands, which the table says
         names.update(group)
         remedy = next((text for wanted, text in REMEDIES if wanted <= set(group)), "add a run of another kind")
         what = f"{' and '.join(group)} cannot be told apart" if len(group) > 1 else f"{group[0]} cannot be told"
-        told.append(f"{what} from these runs: {remedy}")
+        sentences.append(f"{what} from these runs: {remedy}")
     kept.sort(key=[parameter.name for parameter in solution.parameters].index)
     if kept:
         advice = next((f": {text}" for wanted, text in REMEDIES if wanted <= set(kept)), "")
-        told.append(f"these runs say little about {', '.join(kept)}, which stay near their defaults{advice}")
-    return names, told
+        stay = "are not identifiable from these runs and stay near their defaults"
+        stays = "is not identifiable from these runs and stays near its default"
+        sentences.append(f"{', '.join(kept)} {stay if len(kept) > 1 else stays}{advice}")
+    return names, sentences
 
 
-def parted(solution: Solution) -> list[str]:
-    """Return which efficiencies had to be told apart that are one where a device does its best."""
+def fitted_separately(solution: Solution) -> list[str]:
+    """Return which efficiencies had to be fitted separately that are one where a device does its best."""
     notes = []
-    for name, text in PARTED.items():
+    for name, text in FITTED_SEPARATELY.items():
         value = solution.values.get(name, 1.0)
-        if abs(math.log(value)) > PARTED_FROM and solution.told[name] >= 0.5:
+        if abs(math.log(value)) > SEPARATE_FROM and solution.told[name] >= 0.5:
             notes.append(text.format(value))
     return notes
 
 
-def unphysical(solution: Solution, untold: set[str], *, has_peaks: bool) -> list[str]:
+def unphysical(solution: Solution, unidentified: set[str], *, has_peaks: bool) -> list[str]:
     """Return a sentence for each share of a datasheet's peak above 1, and for each parameter that a bound stopped."""
     warnings = []
     for parameter in solution.parameters:
@@ -185,7 +188,7 @@ def unphysical(solution: Solution, untold: set[str], *, has_peaks: bool) -> list
                 f"{name} is {value:.3g}, above 1: no device beats its datasheet, so another term is short of the truth "
                 "or the device is another one"
             )
-        elif solution.at_bound(name) and name not in untold and solution.told[name] >= 0.5:
+        elif solution.at_bound(name) and name not in unidentified and solution.told[name] >= 0.5:
             warnings.append(f"{name} ran into its bound, {value:.4g}")
     return warnings
 
@@ -285,7 +288,7 @@ def held(name: str, start: float, low: float, high: float, *, step: float = 0.03
     return Parameter(name=name, start=min(max(start, low), high), low=low, high=high, prior=GUESS[name], step=step)
 
 
-def begun(parameter: Parameter, base: Hardware, measurements: Sequence[Measurement]) -> Parameter:
+def with_measured_start(parameter: Parameter, base: Hardware, measurements: Sequence[Measurement]) -> Parameter:
     """Return a held `ingest_ms` that starts where the first token at the least load says, if that is above its guess.
 
     By its logarithm a time of a few milliseconds hardly moves anything: a search that has to make hundreds of it stops

@@ -1,15 +1,14 @@
-"""A small solver: parameters within bounds that make a list of residuals small, and how well the data tells them.
+"""A small solver: parameters within bounds that make a list of residuals small, and how well the data identifies them.
 
 Levenberg-Marquardt (Marquardt, "An algorithm for least-squares estimation of nonlinear parameters", SIAM J. 11(2),
 1963), meant for a handful of parameters and for a function that costs simulations: its Jacobian is made by differences
 and kept alive between steps by Broyden's update; a parameter that its bound stops is held there (the projection of
-Kanzow, Yamashita and Fukushima, 2004). `simplex` has a method that is slower but deaf to kinks.
+Kanzow, Yamashita and Fukushima, 2004).
 
 A parameter that is a positive ratio is fitted by its logarithm, so that its uncertainty is relative. A parameter may
 have a prior: a residual of its own that keeps it where nobody speaks against it. Residuals are in units of their own
-standard error. What the parameters mean is not known here.
-
-The little linear algebra that a fit of a handful of parameters takes; a matrix is a list of rows.
+standard error. What the parameters mean is not known here. At the top is the little linear algebra that this takes; a
+matrix is a list of rows.
 """
 
 from __future__ import annotations
@@ -142,8 +141,8 @@ class Solution:
         place = parameter.inside(value) - parameter.inside(parameter.low)
         return not 1e-6 * width < place < (1 - 1e-6) * width
 
-    def untold(self, tolerance: float = TOLD) -> list[tuple[str, ...]]:
-        """Return the groups of parameters that the data alone (no prior) cannot tell: one name, or several apart.
+    def unidentified(self, tolerance: float = TOLD) -> list[tuple[str, ...]]:
+        """Return the groups of parameters that the data alone, without priors, does not identify: one name or several.
 
         A group is the main part of a direction of the parameter space in which the residuals hardly change: an
         eigenvector of J'J whose standard error is above `tolerance`.
@@ -263,7 +262,7 @@ class _Marquardt:
         return [list(row) for row in zip(*columns, strict=True)]
 
     def _central_differences(self) -> Matrix:
-        """Return the Jacobian from both sides and from further away: what errors are judged by, kinks apart."""
+        """Return the Jacobian from both sides and from further away: what errors are judged by, but for kinks."""
         columns = []
         for place, parameter in enumerate(self.parameters):
             ends = [

@@ -27,7 +27,7 @@ from servesim.errors import InputError, RunError
 from servesim.inputs import read_text, rereadable
 from servesim.interrupts import Interrupts
 from servesim.live.loadgen import LoadPage
-from servesim.plan.search import Answer, Probe, Search
+from servesim.plan.search import Probe, ProbeOutcome, Search
 from servesim.plan.sweep import Point, grid, knee
 from servesim.report.documents import document, summary_document, sweep_document
 from servesim.report.loadgen import FoundLoad, load_json, load_text, repeats_of, spread_text, target_text
@@ -406,7 +406,7 @@ def _search(work: Work, call: Call) -> Result:
     start, maximum = float(plan.values[key]), plan.load.find_max
     warmed = False
 
-    def probe(load: float) -> tuple[Answer, tuple[Run, Summary]]:
+    def probe(load: float) -> tuple[ProbeOutcome, tuple[Run, Summary]]:
         nonlocal warmed
         point: Point = {key: int(load) if key == "concurrency" else load}
         if not plan.values.keys() & {"requests", "duration_s"}:
@@ -417,8 +417,8 @@ def _search(work: Work, call: Call) -> Result:
         if run.partial:
             raise _StoppedError
         if (run.client or {}).get("verdict") == "saturated":
-            return Answer.DISCARDED, (run, summary)
-        return Answer.MISSED if _missed(summary) else Answer.MET, (run, summary)
+            return ProbeOutcome.DISCARDED, (run, summary)
+        return ProbeOutcome.MISSED if _missed(summary) else ProbeOutcome.MET, (run, summary)
 
     def say(each: Probe[tuple[Run, Summary]]) -> None:
         work.console.note(f"{key} {each.load:g}: {each.answer.value}")

@@ -112,7 +112,7 @@ def run(call: Call) -> Result:
 def _run(values: dict[str, Any], console: Console) -> tuple[Run, Summary, Summary | None, list[CostShare]]:
     deployment = build_deployment(spec_of(ServerSpec, values), spec_of(FleetSpec, values))
     spec, slos = spec_of(WorkloadSpec, values), parse_slos(values.get("slo", ()))
-    if values.get("explain_cost") and deployment.lone is None:
+    if values.get("explain_cost") and deployment.single_engine is None:
         raise InputError("explain_cost describes one engine; leave out the fleet")
     notes = list(deployment.notes)
     requests = load_requests(spec, notes)
@@ -143,8 +143,8 @@ def _run(values: dict[str, Any], console: Console) -> tuple[Run, Summary, Summar
         )
         without = summarize(bare, slos)
     shares = []
-    if values.get("explain_cost") and deployment.lone is not None:
-        shares = run_shares(watch_terms(deployment.lone, drive(spec, requests), values.get("horizon_s")))
+    if values.get("explain_cost") and deployment.single_engine is not None:
+        shares = run_shares(watch_terms(deployment.single_engine, drive(spec, requests), values.get("horizon_s")))
     return done, summarize(done, slos), without, shares
 
 

@@ -298,7 +298,7 @@ def _ttft_p95(fleet: ScaledFleet, now: float) -> float:
     waits = []
     for sent_s, index in recent:
         step = first[index]
-        at = now if step < 0 else fleet.replicas[fleet.homes[index]].engine.log.end_s[step]
+        at = now if step < 0 else fleet.replicas[fleet.replica_of[index]].engine.log.end_s[step]
         waits.append(min(at, now) - sent_s)
     return sorted(waits)[nearest_rank(95, len(waits)) - 1] if waits else 0.0
 

@@ -36,7 +36,7 @@ class Built:
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Deployment:
-    """A fleet that can be run: what was asked for, and the kinds that it comes to. `lone`: it is one plain engine."""
+    """A fleet that can be run: what was asked for, and the kinds that it comes to."""
 
     asked: ServerSpec
     spec: FleetSpec
@@ -45,10 +45,10 @@ class Deployment:
     warnings: tuple[str, ...]
 
     @property
-    def lone(self) -> Server | None:
+    def single_engine(self) -> Server | None:
         """The one server that this is, if it is no fleet."""
-        is_lone = len(self.kinds) == 1 and self.kinds[0].count == 1 and self.spec.autoscale is None
-        return self.kinds[0].server if is_lone else None
+        is_single = len(self.kinds) == 1 and self.kinds[0].count == 1 and self.spec.autoscale is None
+        return self.kinds[0].server if is_single else None
 
     def without_tiers(self) -> Deployment:
         """Return the same fleet with nothing below its devices' caches."""

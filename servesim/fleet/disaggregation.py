@@ -1,4 +1,4 @@
-"""Prefill and decode apart: one pool of engines computes prompts, another generates, a link carries the KV.
+"""Disaggregated prefill and decode: one pool of engines computes prompts, another generates, a link carries the KV.
 
 A prefill engine computes the prompt and the first token. The prompt's KV (`prompt tokens x KV bytes per token`; the
 first token has none yet) crosses the link; the source's blocks are free once it has arrived. What the decode engine
@@ -118,7 +118,7 @@ class Disaggregation(Fleet):
             replica.engine.hand_over_prompts(self._hand_over_of(replica))
             if link.overlap != "none":
                 replica.engine.on_chunks = self._chunks_of(replica)
-        self.decode_homes = array("i", [0]) * size
+        self.decode_replica_of = array("i", [0]) * size
         self.decoders = self.add_replicas(decode, self._client_records, self._hear_decoder)
         self._decode_router = ROUTERS[router](self.decoders, workload.requests, seed)
         self._limits = self.decoders[0].engine.limits
@@ -162,7 +162,7 @@ class Disaggregation(Fleet):
     def _forget(self, replica: Replica, index: int) -> None:
         """Strike what came of an attempt whose client will send its request again: prompt, transfer and answer."""
         prompts, records = self.records, self._client_records
-        self.replicas[self.homes[index]].engine.totals.wasted_tokens += self.workload.requests.prompt_tokens[index]
+        self.replicas[self.replica_of[index]].engine.totals.wasted_tokens += self.workload.requests.prompt_tokens[index]
         prompts.outcome[index] = Outcome.UNFINISHED
         prompts.first[index] = prompts.last[index] = -1
         prompts.preempted.pop(index, None)
@@ -252,7 +252,7 @@ class Disaggregation(Fleet):
         target.engine.receive(arriving)
         self._client_records.slices[index] = [(FIRST_TOKEN, FIRST_TOKEN)]
         self._client_records.first[index] = self._client_records.last[index] = FIRST_TOKEN
-        self.decode_homes[index] = target.number
+        self.decode_replica_of[index] = target.number
         target.send(at, index)
         self.reschedule(target)
 
@@ -263,14 +263,14 @@ class Disaggregation(Fleet):
             replica.engine.until = self.until
             replica.engine.drain()
         requests, prompts, records = self.workload.requests, self.records, self._client_records
-        prefill_log = merge_logs(self.replicas, self.homes, prompts)
-        decode_log = merge_logs(self.decoders, self.decode_homes, records)
+        prefill_log = merge_logs(self.replicas, self.replica_of, prompts)
+        decode_log = merge_logs(self.decoders, self.decode_replica_of, records)
         live = {index for replica in self.replicas for index in replica.engine.live_indices()}
         close_records(prompts, self.workload, requests.output_tokens, live | self._gone_on())
         violations = broken_laws(facts_of(self.replicas, self.workload, prompts, prefill_log, away=True))
         decode_start_s = records.admitted_s
         self._take_over(prompts, records)
-        close_records(records, self.workload, targets_of(self.decoders, self.decode_homes), set())
+        close_records(records, self.workload, targets_of(self.decoders, self.decode_replica_of), set())
         for column in ("planned_s", "sent_s"):
             refused = getattr(records, column)  # those whom nobody but the door has seen
             sent = (own if own == own else mine for own, mine in zip(getattr(prompts, column), refused, strict=True))
@@ -300,7 +300,7 @@ class Disaggregation(Fleet):
                 "transfer_end_s": self.transfer_end_s,
                 "decode_start_s": decode_start_s,
             },
-            homes={"prefill_replica": self.homes, "decode_replica": self.decode_homes},
+            replica_of={"prefill_replica": self.replica_of, "decode_replica": self.decode_replica_of},
             link=self._link_figures(totals.elapsed_s),
             offload=add_tiers([*self.replicas, *self.decoders]),
             violations=violations,

@@ -59,7 +59,7 @@ class Fleet:
         self.now = 0.0
         self.until = math.inf
         self.records = Records(len(workload.requests))
-        self.homes = array("i", [0]) * len(workload.requests)  # the replica that each request was last sent to
+        self.replica_of = array("i", [0]) * len(workload.requests)  # the replica that each request was last sent to
         self._replicas: list[Replica] = []
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._counter = 0
@@ -213,7 +213,7 @@ class Fleet:
         """Let a request arrive at a replica."""
         self._counter += 1
         replica.count_on(self._counter)
-        self.homes[index] = replica.number
+        self.replica_of[index] = replica.number
         replica.send(due, index)
         soonest = replica.soonest_end(due, index) if self._foresees else None
         if soonest is None:
@@ -229,7 +229,7 @@ class Fleet:
         for index in self.workload.take(math.inf):
             replica = self.router.choose(index)
             replica.sent += 1
-            self.homes[index] = replica.number
+            self.replica_of[index] = replica.number
             replica.mailbox.post(arrival_s[index] + self._delay_s, index)
         for replica in self._replicas:
             replica.engine.workload_changed()
@@ -255,4 +255,4 @@ class Fleet:
         for replica in self._replicas:
             replica.engine.until = self.until
             replica.engine.drain()
-        return merged_run(self.workload, self.replicas, self.homes, self.records, config or {})
+        return merged_run(self.workload, self.replicas, self.replica_of, self.records, config or {})

@@ -18,13 +18,13 @@ from servesim.workload.workload import Workload
 
 
 def merged_run(
-    workload: Workload, replicas: Sequence[Replica], homes: array[int], records: Records, config: dict[str, Any]
+    workload: Workload, replicas: Sequence[Replica], replica_of: array[int], records: Records, config: dict[str, Any]
 ) -> Run:
-    """Return the run of replicas that serve whole requests; `homes` says which replica each request was sent to."""
-    log = merge_logs(replicas, homes, records)
+    """Return the run of replicas that serve whole requests; `replica_of` has that of each request."""
+    log = merge_logs(replicas, replica_of, records)
     totals = add_totals(replicas)
     live = {index for replica in replicas for index in replica.engine.live_indices()}
-    close_records(records, workload, targets_of(replicas, homes), live)
+    close_records(records, workload, targets_of(replicas, replica_of), live)
     return Run(
         source="simulated",
         requests=workload.requests,
@@ -34,7 +34,7 @@ def merged_run(
         steps=log,
         engine=totals,
         replicas=[figures_of(replica, totals.elapsed_s) for replica in replicas] if len(replicas) > 1 else [],
-        homes={"replica": homes} if len(replicas) > 1 else {},
+        replica_of={"replica": replica_of} if len(replicas) > 1 else {},
         offload=add_tiers(replicas),
         violations=broken_laws(facts_of(replicas, workload, records, log)),
     )
@@ -49,16 +49,16 @@ def facts_of(
     return Facts([engine.scheduler for engine in engines], workload.requests, records, log, away)
 
 
-def targets_of(replicas: Sequence[Replica], homes: array[int]) -> array[int]:
+def targets_of(replicas: Sequence[Replica], replica_of: array[int]) -> array[int]:
     """Return how many tokens each request may have where it was sent to."""
     kinds = {replica.number: replica.engine.limits.targets for replica in replicas}
     first = replicas[0].engine.limits.targets
     if all(targets is first for targets in kinds.values()):
         return first
-    return array("q", [kinds.get(home, first)[index] for index, home in enumerate(homes)])
+    return array("q", [kinds.get(number, first)[index] for index, number in enumerate(replica_of)])
 
 
-def merge_logs(replicas: Sequence[Replica], homes: array[int], records: Records) -> StepLog:
+def merge_logs(replicas: Sequence[Replica], replica_of: array[int], records: Records) -> StepLog:
     """Close the engines, put their step logs one behind the other and make `records` point into the result."""
     for replica in replicas:
         replica.engine.close()
@@ -86,11 +86,11 @@ def merge_logs(replicas: Sequence[Replica], homes: array[int], records: Records)
     log.starts.pop(len(log), None)
     for name in ("first", "last"):
         column = getattr(records, name)
-        moved = (step + offsets[home] if step >= 0 else step for step, home in zip(column, homes, strict=True))
+        moved = (step + offsets[number] if step >= 0 else step for step, number in zip(column, replica_of, strict=True))
         setattr(records, name, array("q", moved))
         del column
     for index, slices in records.slices.items():
-        offset = offsets[homes[index]]
+        offset = offsets[replica_of[index]]
         records.slices[index] = [(a + offset, b + offset) if a >= 0 else (a, b) for a, b in slices]
     return log
 

@@ -105,18 +105,18 @@ class Prefix(Router):
 
     def __init__(self, replicas: list[Replica], requests: Requests, seed: int) -> None:
         super().__init__(replicas, requests, seed)
-        self._homes: dict[int, Replica] = {}  # by stream
+        self._replica_of: dict[int, Replica] = {}  # by stream
 
     def choose(self, index: int) -> Replica:
         content = () if self.requests.content is None else self.requests.content[index]
         for stream, _ in reversed(content):
-            if stream in self._homes and self._homes[stream].accepts:
-                chosen = self._homes[stream]
+            if stream in self._replica_of and self._replica_of[stream].accepts:
+                chosen = self._replica_of[stream]
                 break
         else:
             chosen = min(self.replicas, key=_load)
         for stream, _ in content:
-            self._homes.setdefault(stream, chosen)
+            self._replica_of.setdefault(stream, chosen)
         return chosen
 
 

@@ -42,7 +42,7 @@ def simulate(
     [2, 2]
 
     Without a concurrency, a rate or a trace the loop is closed at 8. `horizon_s` ends the run at that virtual time.
-    An `observer` sees every step of a lone engine. Raises `InputError` for options that make no sense and
+    An `observer` sees every step of a single engine. Raises `InputError` for options that make no sense and
     `CapacityError` for a model that does not fit.
     """
     known = [name for spec in (ServerSpec, FleetSpec, WorkloadSpec) for name in checks_of(spec)]
@@ -72,7 +72,7 @@ def run_deployment(
     stopped is partial. Where nobody asks for `every_token`'s time, a fleet of `COMPRESS_FROM` requests and more keeps a
     compressed log: the same figures from far less memory, but no times of the tokens between first and last.
     """
-    server = deployment.lone
+    server = deployment.single_engine
     if server is not None:
         run = run_workload(server, spec, workload=workload, horizon_s=horizon_s, observer=observer, watch=watch)
         run.config = {**deployment.describe(), **spec.as_dict(), "horizon_s": run.config["horizon_s"]}

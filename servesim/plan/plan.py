@@ -1,10 +1,10 @@
 """Meet service objectives at the least cost: which server, with which limits, and how many of them.
 
-1. Every candidate is searched under the first seed (`edge`), but for those that cannot be: too little memory, or a
-   latency that not even a lone request keeps. The bound is told.
+1. Every candidate is searched under the first seed (`edge`), but for those that cannot do: too little memory, or an
+   objective that a single request misses already. The bound is reported.
 2. The finalists (the cheapest, the cheapest of each device, whatever the search's 5 % cannot tell from the best) are
    searched under all seeds (`refine`): the rate that counts is the lowest over the seeds, with a 95 % interval of the
-   mean (Student's t). Whoever is left out costs at least as much as its first rate that missed says.
+   mean (Student's t). A pruned candidate's cost is bounded below by its first failing rate.
 3. Each finalist is run with room to spare (`at`): lower load or more replicas. What no other beats in both cost and
    latency is the front.
 4. The cheapest is run again on seeds that nothing was chosen by. If more than half of them miss, it gets one step more
@@ -13,9 +13,8 @@
 With a rate to serve, each replica is searched alone under its even share of a Poisson stream, as a router that chooses
 at random would give it; the choice is then run once as a fleet behind the default router. Which rows are still to be
 computed follows from those that are there, so a plan can be cut anywhere, spread over machines, and put together in any
-order.
-
-What a plan says, as the body of its JSON document: every candidate, the front, the choice and how to start it.
+order. `plan_body` makes of a planner the body of the JSON document: every candidate, the front, the choice and how to
+start it.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class Planner:
     def __init__(self, spec: PlanSpec, rows: Sequence[Row] = ()) -> None:
         self.spec = spec
         self.rows: dict[str, Row] = {row["unit"]: row for row in rows}
-        self.interrupted = False  # what there is is told, and nothing chosen
+        self.interrupted = False  # what there is is reported, and nothing chosen
         self._seed = spec.question.workload.seed
 
     def add(self, row: Row) -> None:
@@ -138,7 +137,7 @@ class Planner:
         return list(dict.fromkeys(chosen))[:MOST_FINALISTS]
 
     def _distinct(self, ranked: Sequence[Candidate]) -> list[Candidate]:
-        """Leave out whoever did exactly as one before it on the same devices: a knob that changes nothing here."""
+        """Leave out each that did exactly as one before it on the same devices: a knob that changes nothing here."""
         seen: dict[Any, Candidate] = {}
         for each in ranked:
             edge = self.edge(each)
@@ -295,6 +294,9 @@ def interval_95(values: Sequence[float]) -> tuple[float, float] | None:
     t = STUDENT_T_97_5.get(len(values) - 1, 2.0)
     half = t * stdev(values) / math.sqrt(len(values))
     return mean(values) - half, mean(values) + half
+
+
+# The document
 
 
 def plan_body(planner: Planner) -> dict[str, Any]:

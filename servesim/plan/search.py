@@ -1,8 +1,8 @@
-"""Find the highest load that a server still carries within its SLOs, when every answer costs a run and may be noise.
+"""Find the highest load that a server still carries within its SLOs, when every probe costs a run and may be noise.
 
 The caller gives `probe(load)`, which runs that load and says whether the SLOs were met; whoever runs it (a simulator, a
 real server) and what a load is (requests in flight, requests per second, replicas) is not known here. It is assumed
-that a higher load does not do better; near the edge, where noise decides, loads are asked again and the majority wins.
+that a higher load does not do better; near the edge, where noise decides, loads are probed again and the majority wins.
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ DESCENT = 64  # a load that is not whole is not halved further than this below t
 Result = TypeVar("Result")
 
 
-class Answer(Enum):
+class ProbeOutcome(Enum):
     """What one probe says about one load."""
 
     MET = "met"
     MISSED = "missed"
-    DISCARDED = (
-        "discarded"  # whoever measures could not keep up: says nothing about the server, nor does any load above
-    )
+    DISCARDED = "discarded"  # the client could not keep up: no evidence about the server, nor is any load above
 
 
 @dataclass(slots=True, frozen=True)
@@ -35,7 +33,7 @@ class Probe(Generic[Result]):
     """One load, once."""
 
     load: float
-    answer: Answer
+    answer: ProbeOutcome
     result: Result
 
 
@@ -60,7 +58,7 @@ class Found(Generic[Result]):
     @property
     def result(self) -> Result | None:
         """Return the last result at the load that was found."""
-        met = [probe for probe in self.probes if probe.load == self.load and probe.answer is Answer.MET]
+        met = [probe for probe in self.probes if probe.load == self.load and probe.answer is ProbeOutcome.MET]
         return met[-1].result if met else None
 
 
@@ -71,12 +69,12 @@ class Search(Generic[Result]):
     It stops when the two are `resolution` apart (relative; whole loads are never closer than 1) and each was decided by
     a majority of `votes` probes. Twice the load, not ten times: a server driven far over its edge stays slow after it.
 
-    >>> answers = lambda load: (Answer.MET if load <= 37 else Answer.MISSED, None)
+    >>> answers = lambda load: (ProbeOutcome.MET if load <= 37 else ProbeOutcome.MISSED, None)
     >>> Search(probe=answers, start=8, whole=True, votes=1, resolution=0.0).run().load
     37
     """
 
-    probe: Callable[[float], tuple[Answer, Result]]
+    probe: Callable[[float], tuple[ProbeOutcome, Result]]
     start: float = 1
     minimum: float = 0.0  # with `whole`: 1
     maximum: float = math.inf
@@ -135,28 +133,28 @@ class Search(Generic[Result]):
     def _bracket(self) -> tuple[float | None, float | None]:
         """Return (the highest load that meets below the lowest that does not, the lowest that does not)."""
         verdicts = {load: self._verdict(load) for load in {probe.load for probe in self.probes}}
-        met = [load for load, verdict in verdicts.items() if verdict is Answer.MET]
-        above = [load for load, verdict in verdicts.items() if verdict is not Answer.MET]
+        met = [load for load, verdict in verdicts.items() if verdict is ProbeOutcome.MET]
+        above = [load for load, verdict in verdicts.items() if verdict is not ProbeOutcome.MET]
         # A vote that turns a load over may leave a met one above a missed one: believe the lower of the two.
         missed = min(above, default=None)
         return max((load for load in met if missed is None or load < missed), default=None), missed
 
-    def _answers(self, load: float) -> list[Answer]:
+    def _answers(self, load: float) -> list[ProbeOutcome]:
         return [probe.answer for probe in self.probes if probe.load == load]
 
-    def _verdict(self, load: float) -> Answer:
+    def _verdict(self, load: float) -> ProbeOutcome:
         """Return the majority's answer; a discarded probe has no vote unless there is no other. A tie is not met."""
         answers = self._answers(load)
-        met, missed = answers.count(Answer.MET), answers.count(Answer.MISSED)
+        met, missed = answers.count(ProbeOutcome.MET), answers.count(ProbeOutcome.MISSED)
         if not met and not missed:
-            return Answer.DISCARDED
-        return Answer.MET if met > missed else Answer.MISSED
+            return ProbeOutcome.DISCARDED
+        return ProbeOutcome.MET if met > missed else ProbeOutcome.MISSED
 
     def _undecided(self, load: float) -> float | None:
         """Return `load` if it wants another vote."""
         answers = self._answers(load)
         needed = self.votes // 2 + 1
-        decided = max(answers.count(answer) for answer in Answer) >= needed or len(answers) >= 2 * self.votes
+        decided = max(answers.count(answer) for answer in ProbeOutcome) >= needed or len(answers) >= 2 * self.votes
         return None if decided else load
 
     def found(self) -> Found[Result]:
@@ -167,5 +165,5 @@ class Search(Generic[Result]):
         elif missed is None:
             limit = Limit.MAXIMUM
         else:
-            limit = Limit.CLIENT if self._verdict(missed) is Answer.DISCARDED else Limit.SLO
+            limit = Limit.CLIENT if self._verdict(missed) is ProbeOutcome.DISCARDED else Limit.SLO
         return Found(load=met, next_load=missed, limit=limit, probes=self.probes)

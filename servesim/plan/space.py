@@ -1,7 +1,7 @@
 """What a plan chooses among: servers, how many devices each takes, what they cost, and the workload they all meet.
 
 A candidate is one server, or a unit of prefill and decode servers over a link. Here is also what can be said of it
-without running it: a latency that no request can beat, and about the rate that it can sustain.
+without running it: a latency that no request can beat, and roughly the rate that it can sustain.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DEFAULT_LINK = "25GB/s"  # a 200 Gb/s network card
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One choice: the server asked for, and whether prefill and decode come apart. A unit is what one replica takes."""
+    """One choice: the server asked for, and whether it is disaggregated. A unit is what one replica takes."""
 
     server: ServerSpec
     fleet: FleetSpec = field(default_factory=FleetSpec)

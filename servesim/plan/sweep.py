@@ -1,15 +1,9 @@
-"""A grid of runs, one summary each, over any number of processes; and where the knee of the curve is.
+"""A grid of runs, one summary each, over any number of processes, and what the grid's curves say.
 
-Every point is a run of its own from its own seed, so a row does not depend on who computed it or when. Knows nothing of
-how a row is printed.
-
-Where prefill and decode apart begin to pay: the bandwidth at which their TTFT p95 is that of colocated engines.
-
-Both fleets have the same number of the same engines and serve the same requests. A faster link never makes the first
-tokens of the fleet apart later, but for the luck of who is served with whom; so the bandwidth is bisected between two
-that were tried, on a logarithmic scale, until they are within a percent. Below it the colocated engines win.
-
-Where KV tiers below the device stop paying: the size beyond which more of them brings no earlier first token.
+Every point is a run of its own from its own seed, so a row does not depend on who computed it or when. Of a curve are
+found: the knee of throughput over latency; the link bandwidth at which disaggregated engines are as good as colocated
+ones; and the size of a KV tier beyond which more of it brings no earlier first token. Knows nothing of how a row is
+printed.
 """
 
 from __future__ import annotations
@@ -107,16 +101,22 @@ def knee(loads: Sequence[float], throughputs: Sequence[float | None], latencies:
     return max(sorted(usable), key=lambda point: point[1])[2]
 
 
+# Where disaggregated engines begin to pay
+#
+# Both fleets have the same number of the same engines and serve the same requests. A faster link never makes the first
+# tokens of the disaggregated one later, but for the luck of who is served with whom; so the bandwidth is bisected
+# between two that were tried, on a logarithmic scale. Below it the colocated engines win.
+
 WITHIN = 1.01
-"""The two bandwidths of a bracket end up no further apart than this factor."""
+"""The ratio of the two bandwidths of a bracket at which the search ends."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Crossing:
     """The TTFT p95 of the colocated engines and the bandwidth that reaches it.
 
-    `bytes_per_s` is the least that was tried at which the fleet apart is as good, None if none was; `worse_bytes_per_s`
-    the most at which it was worse, None if it never was.
+    `bytes_per_s` is the least that was tried at which the disaggregated fleet is as good, None if none was;
+    `worse_bytes_per_s` the most at which it was worse, None if it never was.
     """
 
     engines: int
@@ -146,7 +146,7 @@ def crossing(
     tried: Mapping[float, Summary],
     run: Callable[[Cell], Summary | None],
 ) -> Crossing:
-    """Return where `cell`, a fleet apart, crosses `together`, the colocated one.
+    """Return where `cell`, a disaggregated fleet, crosses `together`, the colocated one.
 
     `tried` has the summaries of the bandwidths that were run already; `run` answers None to end the search early.
     """
@@ -185,6 +185,8 @@ def _ttft(summary: Summary) -> float:
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
+
+# Where a larger KV tier stops paying
 
 PAYS = 0.02
 """A larger tier pays if it lowers the mean TTFT by at least this share."""

@@ -1,12 +1,11 @@
-"""One deployment at one rate: the run that a search asks for, and whether it meets the objectives.
+"""The runs of a plan: one deployment at one rate, judged by the objectives, and the units of work made of them.
 
 Every rate and every candidate meets the same requests: the lengths and the pattern of arrivals of one seed, stretched
-in time (common random numbers), so that two answers differ by the rate or the server and not by luck.
+in time (common random numbers), so that two trials differ by the rate or the server and not by luck. A trial is ended
+early once it is certain to miss: when more requests are known to be late than the percentile lets pass. Nothing that
+comes later can take that back, so the verdict is the one that the whole run would have given.
 
-A trial is ended early once it is certain to miss: when more requests are known to be late than the percentile lets
-pass. Nothing that comes later can take that back, so the answer is the one that the whole run would have given.
-
-The pieces of work of a plan: each complete in itself, so that any process or machine can do it, with one row out.
+A unit is complete in itself, so that any process or machine can do it, with one row out:
 
 | unit | asks | row |
 |---|---|---|
@@ -37,7 +36,7 @@ from servesim.engine.engine import Engine
 from servesim.engine.simulate import arriving
 from servesim.fleet.build import Deployment, build_deployment
 from servesim.interrupts import leave_interrupts_to_the_parent
-from servesim.plan.search import Answer, Found, Limit, Search
+from servesim.plan.search import Found, Limit, ProbeOutcome, Search
 from servesim.plan.space import Candidate, Prospect, prospect_of
 from servesim.runs.records import Records, Run
 from servesim.stats import Sample, Values, nearest_rank
@@ -47,12 +46,12 @@ from servesim.summary.summary import summarize
 from servesim.workload.requests import Requests
 from servesim.workload.workload import OpenLoop, Workload
 
-LOOKS = 64  # how often at least a trial is looked at while it runs
+LOOKS = 64  # how often at least a running trial is checked for a certain miss
 
 
 @dataclass(slots=True)
 class Trial:
-    """What one run said. `cut` tells that it was ended early, with the reason; its figures are then of a part."""
+    """What one run came to. `cut` is why it was ended early, None if it was not; its figures are then of a part."""
 
     rate: float
     run: Run
@@ -106,8 +105,8 @@ def run_trial(deployment: Deployment, load: Load, rate: float, slos: Sequence[Sl
     """Run `deployment` at `rate` and judge it by `slos`."""
     workload = load.at(rate, count)
     cut = None
-    if deployment.lone is not None:
-        run, cut = _run_engine(deployment.lone, workload, slos, load.seed)
+    if deployment.single_engine is not None:
+        run, cut = _run_engine(deployment.single_engine, workload, slos, load.seed)
     else:
         costs = [built.server.cost() for built in deployment.kinds]
         fleet = deployment.drive(arriving(workload, costs[0]), costs, load.seed)
@@ -251,6 +250,8 @@ class _LatePace(_Late):
         return None if now <= deadline_s else self._missed(self.records.last[index], deadline_s)
 
 
+# Units of work
+
 EDGE, REFINE, AT, FLEET = "edge", "refine", "at", "fleet"
 
 RESOLUTION = {EDGE: 0.05, REFINE: 0.025}  # of a rate that was searched
@@ -322,9 +323,9 @@ def _search(question: Question, unit: Unit, prospect: Prospect, load: Load) -> F
     deployment, highest = prospect.deployment, HIGHEST_PROBE * prospect.estimate
     start = unit.rate or on_grid(FIRST_PROBE * prospect.estimate)
 
-    def probe(rate: float) -> tuple[Answer, Trial]:
+    def probe(rate: float) -> tuple[ProbeOutcome, Trial]:
         trial = run_trial(deployment, load, rate, question.slos)
-        return (Answer.MET if trial.met else Answer.MISSED), trial
+        return (ProbeOutcome.MET if trial.met else ProbeOutcome.MISSED), trial
 
     return Search(
         probe=probe,
@@ -369,7 +370,7 @@ def _edge_row(question: Question, unit: Unit, prospect: Prospect, found: Found[T
         row["at"] = figures(found.result, question.slos)
         if unit.candidate.fleet.disagg is not None:
             row["binds"] = busiest_part(found.result.run)
-        elif prospect.deployment is not None and prospect.deployment.lone is not None:
+        elif prospect.deployment is not None and prospect.deployment.single_engine is not None:
             # Just above the edge the budget that is short shows best.
             binding = binding_of((missed[-1] if missed else found.result).run, prospect.server)
             row["binds"] = {**asdict(binding), "told": str(binding)}

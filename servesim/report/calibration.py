@@ -51,7 +51,7 @@ def _parameter(row: Mapping[str, Any]) -> str:
         error = "?" if row["absolute_error"] is None else f"{row['absolute_error']:.3g}"
     about = PARAMETERS[row["name"]].about if row["name"] in PARAMETERS else ""
     if row["told"] is not None and row["told"] < 0.5:
-        about += " (its default: the runs say little)"
+        about += " (its default: not identifiable)"
     return f"{row['name']:<16}{row['value']:>11.4g}{error:>10}{row['sensitivity']:>10.1%}   {about}".rstrip()
 
 

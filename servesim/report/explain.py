@@ -69,7 +69,7 @@ class Explanation:
     output_tokens: int
     sent_s: float | None
     spans: tuple[Span, ...]
-    homes: dict[str, int]  # of a fleet: the replicas that served it
+    replica_of: dict[str, int]  # of a fleet: the replicas that served it
     longest_gap_us: int | None
     longest_gap_after: int | None  # the token, from 1, after which the longest gap came
 
@@ -97,7 +97,7 @@ class Explanation:
             "cached_tokens": self.cached_tokens,
             "output_tokens": self.output_tokens,
             "sent_s": self.sent_s,
-            **self.homes,
+            **self.replica_of,
             "e2e_ms": self.e2e_us / 1000 if self.outcome == "completed" else None,
             "phases_ms": {phase: total / 1000 for phase, total in self.phases_us().items()},
             "longest_gap_ms": None if self.longest_gap_us is None else self.longest_gap_us / 1000,
@@ -131,7 +131,7 @@ def explain(run: Run, request: str) -> Explanation:
             Span(phase=phase, start_us=us(start - sent_s), end_us=us(end - sent_s))
             for phase, start, end in spans(run, index, times)
         ),
-        homes={name: column[index] for name, column in run.homes.items()},
+        replica_of={name: column[index] for name, column in run.replica_of.items()},
         longest_gap_us=None if longest is None else us(longest),
         longest_gap_after=None if longest is None else gaps.index(longest) + 1,
     )
@@ -144,8 +144,10 @@ def explain_text(found: Explanation) -> str:
     lines = [
         f"request {found.id}: {found.prompt_tokens:,} prompt tokens{cached}, {found.output_tokens:,} output, {ended}"
     ]
-    if found.homes:
-        lines.append("  " + ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in found.homes.items()))
+    if found.replica_of:
+        lines.append(
+            "  " + ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in found.replica_of.items())
+        )
     if found.attempts > 1:
         lines.append(f"  sent {found.attempts} times: earlier attempts are inside the first phase")
     whole = found.e2e_us

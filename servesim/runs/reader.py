@@ -467,7 +467,7 @@ def read_saved(path: str) -> SavedRun:
         gauges=gauges,
         setup=header.table("setup"),
         replicas=replicas,
-        homes=rows.of_fleet((*REPLICA, *REPLICAS_APART)),
+        replica_of=rows.of_fleet((*REPLICA, *REPLICAS_APART)),
         stages=rows.of_fleet(STAGES),
         link=link,
     )

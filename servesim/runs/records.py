@@ -285,7 +285,7 @@ class Run:
     server: dict[str, Any] | None = None  # measured: the server's window from its /metrics
     warmup: Run | None = None  # measured: requests outside everything, printed apart
     replicas: list[ReplicaTotals] = field(default_factory=list)  # a fleet: what each replica did
-    homes: dict[str, array[int]] = field(default_factory=dict)  # a fleet: columns of the replicas that served
+    replica_of: dict[str, array[int]] = field(default_factory=dict)  # a fleet: columns of the replicas that served
     stages: dict[str, array[float]] = field(default_factory=dict)  # disaggregated: columns of times
     scaling: ScalingTotals | None = None  # a fleet that grows and shrinks: when each replica was there
     offload: list[TierTotals] = field(default_factory=list)  # KV tiers below the device: what each did

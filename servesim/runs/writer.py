@@ -201,7 +201,7 @@ def request_row(run: Run, index: int, *, token_times: bool = False) -> dict[str,
         values = getattr(requests, column.name)
         if values is not None and values[index] != column.absent:
             row[column.key] = values[index]
-    row.update((name, values[index]) for name, values in run.homes.items())
+    row.update((name, values[index]) for name, values in run.replica_of.items())
     row.update((name, known(values[index])) for name, values in run.stages.items())
     first, last = records.first[index], records.last[index]
     if run.steps is not None and first >= 0:
