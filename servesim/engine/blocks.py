@@ -96,7 +96,7 @@ class BlockPool:
         return self.num_blocks - self.keyless - self.cached
 
     def count_cached(self) -> int:
-        """Return `cached` as counted anew, one extent after the other."""
+        """Return `cached` as the sum over the extents, to check it."""
         return sum(extent.size for extent in self._lru)
 
     # Free queue

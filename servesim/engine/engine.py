@@ -133,8 +133,16 @@ class Engine:
             if decoding.tick in decoding.buckets:
                 self._finish(decoding.pop_finished(), len(self.log.end_s) - 1)
 
+    def rests_until(self) -> float:
+        """Return a time before which nothing happens but steps, infinite when everything is over."""
+        return self.now if self.is_busy else self.wake_s
+
+    def over(self) -> int:
+        """Return how many requests are over."""
+        return len(self.records.outcome) - self.records.outcome.count(0)
+
     def stop(self) -> None:
-        """Make `advance` return after the step that it is in; for whoever hears of that step's end inside of it."""
+        """Make `advance` return after the step that it is in; to be called while that step ends."""
         self.until = self.now
 
     def earliest_finish(self) -> float:
@@ -321,7 +329,7 @@ class Engine:
     # A fleet
 
     def workload_changed(self) -> None:
-        """Ask the workload anew when the next request comes: it was given one from outside."""
+        """Ask the workload when the next request comes: it was given one from outside of the engine."""
         self.arrivals.update_wake()
 
     def live_indices(self) -> Iterator[int]:
@@ -351,5 +359,5 @@ class Engine:
         self.scheduler.prefilled_elsewhere[sequence.index] = sequence
 
     def forget_received(self, index: int) -> None:
-        """Let a request whose KV came over a link begin anew, if it has not begun."""
+        """Drop what came over a link for a request that was over before it arrived."""
         self.scheduler.prefilled_elsewhere.pop(index, None)

@@ -32,13 +32,13 @@ def close_records(records: Records, workload: Workload, targets: array[int], liv
     """
     requests = workload.requests
     records.prompt_tokens = requests.prompt_tokens[:]
-    if all(map(math.isnan, records.sent_s)):  # nobody wrote them down one by one: all were sent when they were due
+    if all(map(math.isnan, records.sent_s)):  # none was noted by itself: all were sent when they were due
         records.sent_s = requests.arrival_s[:]
         if Outcome.UNFINISHED in records.outcome:
             for index, outcome in enumerate(records.outcome):
                 if outcome == Outcome.UNFINISHED and index not in live:
                     records.sent_s[index] = math.nan
-    else:  # in a fleet of several kinds, only the engines that may refuse somebody write it down
+    else:  # in a fleet of several kinds, only the engines that may refuse a request note it
         for index, sent_s in enumerate(records.sent_s):
             if sent_s != sent_s and (records.outcome[index] != Outcome.UNFINISHED or index in live):
                 records.sent_s[index] = requests.arrival_s[index]

@@ -19,8 +19,8 @@ The state, with who changes it. Outside of this file `Arrivals` has requests enq
 | `running` | holds a slot; by order of admission | `_admit` | `release`, `_take_out` |
 | `prefilling` | running, in mid-prefill, in their order | `_admit` | `update`, `_take_out` |
 | `decoding` | running, a token a step: a count, a sum and a clock | `update` | `pop_finished`, `_take_out` |
-| `stalled` | decoding, but there were no tokens left for them | `_serve_one_by_one`, anew each time | `_take_out` |
-| `in_sync` | decoding, and no token of theirs is on its way | `note_known_tokens`, anew after each step | `_take_out` |
+| `stalled` | decoding, but there were no tokens left for them | `_serve_one_by_one`, each time | `_take_out` |
+| `in_sync` | decoding, and no token of theirs is on its way | `note_known_tokens`, after each step | `_take_out` |
 | `ended` | had their last token, but hold slot and blocks | `finish` | `release`, behind the next `schedule` |
 | `in_transfer` | completed prompts whose blocks a link still reads | `release` | `free_transferred` |
 | `prefilled_elsewhere` | about to arrive, KV from a link | `Engine.receive` | `enqueue`, `Engine.forget_received` |
@@ -30,7 +30,7 @@ The state, with who changes it. Outside of this file `Arrivals` has requests enq
 - `blocked` saves looking at the head again in every step. It is reset by all that may let the head in: a release, a
   preemption, a withdrawal, the end of a transfer, and an arrival where a policy may make it the new head.
 - `stalled` holds those that the last step with anything to compute left out. While there are any, a step is never
-  planned but served one by one, which then says anew who is left out: mostly nobody.
+  planned but served one by one, which replaces the set: mostly by an empty one.
 - `in_sync` is empty but for asynchronous scheduling with a prefix cache, where the content of a block depends on a
   token that is on its way when the next step is scheduled. After a step that left a sequence out, or computed nothing,
   no token of it is; its keys are then given with the step, not one step later.
@@ -90,7 +90,7 @@ class Step:
     fetch_s = 0.0  # seconds until what is to come to the device is there: KV from tiers below, adapters
     preempted: tuple[Sequence, ...] = ()
     completed: tuple[Sequence, ...] = ()  # came with their only token: nothing was left to compute
-    admissions: list[Admission] | None = None  # noted only where somebody watches
+    admissions: list[Admission] | None = None  # noted only where steps are watched
 
     def __init__(self, number: int, start_s: float) -> None:
         self.number = number  # its place in the log, if it computes anything

@@ -51,7 +51,7 @@ def run_workload(
         arriving(workload or build_workload(spec, notes), cost),
         observer=observer,
     )
-    stopped = advance_watched(_Watched(engine), math.inf if horizon_s is None else horizon_s, watch)
+    stopped = advance_watched(engine, math.inf if horizon_s is None else horizon_s, watch)
     run = engine.run(config)
     run.partial = stopped
     run.warnings[:0] = server.warnings
@@ -70,7 +70,7 @@ def judge_floor(run: Run, server: Server, cost: CostModel, steps: int) -> None:
             f"{cost.steps_below_floor:,} of {steps:,} steps are faster than the datasheet of "
             f"{hardware.name} allows (mfu {hardware.mfu:g}, mbu {hardware.mbu:g})"
         )
-        # Law 9: only efficiencies above 1, which somebody asked for by name, may do that.
+        # Law 9: only efficiencies above 1, which are asked for by name, may do that.
         (run.warnings if max(hardware.mfu, hardware.mbu) > 1 else run.violations).append(warning)
 
 
@@ -83,40 +83,17 @@ def arriving(workload: Workload, cost: CostModel) -> Workload:
 class Watchable(Protocol):
     """What can be advanced in slices."""
 
-    @property
-    def now(self) -> float:
-        """The time up to which it has come."""
-        ...
+    now: float
+    """The time up to which it has come."""
 
-    def advance(self, until: float, /) -> None: ...
+    def advance(self, until: float, /) -> None:
+        """Run every step that starts before `until`."""
 
     def rests_until(self) -> float:
         """Return a time before which nothing happens but steps, infinite when everything is over."""
-        ...
 
     def over(self) -> int:
         """Return how many requests are over."""
-        ...
-
-
-class _Watched:
-    """One engine as something that can be advanced in slices."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.advance = engine.advance
-
-    @property
-    def now(self) -> float:
-        return self._engine.now
-
-    def rests_until(self) -> float:
-        engine = self._engine
-        return engine.now if engine.is_busy else engine.wake_s
-
-    def over(self) -> int:
-        outcomes = self._engine.records.outcome
-        return len(outcomes) - outcomes.count(0)
 
 
 def advance_watched(watched: Watchable, until: float, watch: Watch | None) -> bool:

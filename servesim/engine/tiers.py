@@ -30,7 +30,7 @@ class Tier:
         self.stored = self.fetched = self.dropped = 0  # blocks that came in, that went back up, that went further down
 
     def count(self) -> int:
-        """Return `used` as counted anew, one run after the other."""
+        """Return `used` as the sum over the runs, to check it."""
         return sum(run.size for run in self.runs)
 
 

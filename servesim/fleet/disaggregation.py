@@ -123,9 +123,9 @@ class Disaggregation(Fleet):
         self._decode_router = ROUTERS[router](self.decoders, workload.requests, seed)
         self._limits = self.decoders[0].engine.limits
 
-    @property
-    def outcomes(self) -> bytearray:
-        return self._client_records.outcome
+    def over(self) -> int:
+        outcomes = self._client_records.outcome
+        return len(outcomes) - outcomes.count(0)
 
     # Requests, from the door to the decode engine
 

@@ -138,10 +138,9 @@ class Fleet:
             for replica in self._replicas:
                 replica.engine.advance(until)
 
-    @property
-    def outcomes(self) -> bytearray:
-        """How every request stands, as in `Records`."""
-        return self.records.outcome
+    def over(self) -> int:
+        """Return how many requests are over, as their clients see it."""
+        return len(self.records.outcome) - self.records.outcome.count(0)
 
     def rests_until(self) -> float:
         """Return a time before which nothing happens but steps, infinite when everything is over."""

@@ -13,7 +13,6 @@ from servesim.config.workload import DEFAULT_CONCURRENCY, LOADS, WorkloadSpec, b
 from servesim.engine.simulate import Watch, advance_watched, arriving, judge_floor, run_workload
 from servesim.engine.trace import Observation
 from servesim.fleet.build import Deployment, build_deployment
-from servesim.fleet.fleet import Fleet
 from servesim.fleet.usage import usage
 from servesim.runs.records import Run
 from servesim.units import suggest
@@ -83,7 +82,7 @@ def run_deployment(
     fleet = deployment.drive(arriving(workload or build_workload(spec), costs[0]), costs, spec.seed)
     if not every_token and len(fleet.workload.requests) >= COMPRESS_FROM and deployment.can_compress_log:
         fleet.compress_logs()
-    stopped = advance_watched(_Watched(fleet), math.inf if horizon_s is None else horizon_s, watch)
+    stopped = advance_watched(fleet, math.inf if horizon_s is None else horizon_s, watch)
     run = fleet.run({**deployment.describe(), **spec.as_dict(), "horizon_s": horizon_s})
     run.partial = stopped
     run.warnings[:0] = deployment.warnings
@@ -103,20 +102,3 @@ def _with_usage(run: Run, deployment: Deployment) -> Run:
         if spec.energy and run.usage["energy"] is None:
             run.warnings.append("no energy: the catalogue has no power at rest of a device (servesim hardware NAME)")
     return run
-
-
-class _Watched:
-    """A fleet as something that can be advanced in slices."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
-        self.advance = fleet.advance
-        self.rests_until = fleet.rests_until
-
-    @property
-    def now(self) -> float:
-        return self._fleet.now
-
-    def over(self) -> int:
-        outcomes = self._fleet.outcomes
-        return len(outcomes) - outcomes.count(0)
