@@ -13,12 +13,11 @@ class Holder:
 
     __slots__ = ("_singles", "base", "keyed", "order", "segments")
 
-    def __init__(self) -> None:
-        self.order = 0  # its place in `running`: later admissions have larger numbers
-        self.base = 0  # while it decodes: its computed tokens, less the decode clock
-        self.keyed = 0  # how many of its first blocks have keys, as last brought up to date
-        self.segments: tuple[tuple[Chain, int], ...] = ()  # (chain, the block where the chain's part of it ends)
-        self._singles: dict[Chain, list[Block]] | None = None
+    order: int  # its place in `running`: later admissions have larger numbers
+    base: int  # while it decodes: its computed tokens, less the decode clock
+    keyed: int  # how many of its first blocks have keys, as last brought up to date
+    segments: tuple[tuple[Chain, int], ...]  # (chain, the block where the chain's part of it ends)
+    _singles: dict[Chain, list[Block]] | None
 
     @property
     def singles(self) -> dict[Chain, list[Block]]:

@@ -139,7 +139,7 @@ class Engine:
 
     def over(self) -> int:
         """Return how many requests are over."""
-        return len(self.records.outcome) - self.records.outcome.count(0)
+        return self.records.over()
 
     def stop(self) -> None:
         """Make `advance` return after the step that it is in; to be called while that step ends."""
@@ -173,7 +173,7 @@ class Engine:
             seen = scheduler.ended
             self.arrivals.completed(scheduler.release(seen), self.now)
         finished: list[Sequence] = []
-        computes = bool(step.decodes or step.chunks)
+        computes = step.decodes > 0 or bool(step.chunks)
         if computes:
             self.now = end_s = self.now + self._seconds(step)
             finished = scheduler.update(step)
@@ -224,11 +224,11 @@ class Engine:
 
     def _finish(self, finished: list[Sequence], step: int) -> None:
         """Release sequences that had their last token in `step`, and tell the workload."""
-        arrivals, now = self.arrivals, self.now
-        late = () if arrivals.timeout_s is None else arrivals.too_late(finished, now)
+        arrivals = self.arrivals
+        late = arrivals.too_late(finished, self.now) if arrivals.timeout_s is not None else ()
         completed = self.scheduler.finish(finished, step, late)
         if completed:
-            arrivals.completed(completed, now)
+            arrivals.completed(completed, self.now)
 
     def _note_empty(self, step: Step, released: bool) -> None:
         """Count a step that computed nothing; raise `RunError` where nothing would ever come of waiting on."""
@@ -338,7 +338,8 @@ class Engine:
 
     def compress_log(self) -> None:
         """Write a steady stretch down as one entry, before anything has run; for runs of a billion steps."""
-        self.log = self.arrivals.log = self._steady.log = CompressedLog()
+        self.log = self.arrivals.log = CompressedLog()
+        self._steady.write_to(self.log)
 
     def hand_over_prompts(self, hand_over: Callable[[Sequence], None]) -> None:
         """Call `hand_over` with every completed prompt; its blocks stay in use until the time given to `free_at`."""

@@ -80,22 +80,36 @@ class Admission(NamedTuple):
 
 
 class Step:
-    """One step, as it is decided. What most steps do not have is an attribute of the class until it is set."""
+    """One step: what it computes is decided by `Scheduler.schedule`, what comes of it by `Scheduler.update`."""
 
-    decodes = 0  # sequences that get the next token of their output
-    context = 0  # sum of their contexts, the token that they compute included
-    unbroken = 0  # of `decodes`, those that had a token in the step before, too
-    prefill_tokens = 0  # sum over `chunks`; known after `update`
-    drafted = 0  # speculative tokens of each decoding sequence, beside its own
-    fetch_s = 0.0  # seconds until what is to come to the device is there: KV from tiers below, adapters
-    preempted: tuple[Sequence, ...] = ()
-    completed: tuple[Sequence, ...] = ()  # came with their only token: nothing was left to compute
-    admissions: list[Admission] | None = None  # noted only where steps are watched
+    __slots__ = (
+        "admissions",
+        "chunks",
+        "completed",
+        "context",
+        "decodes",
+        "drafted",
+        "fetch_s",
+        "number",
+        "preempted",
+        "prefill_tokens",
+        "start_s",
+        "unbroken",
+    )
 
     def __init__(self, number: int, start_s: float) -> None:
         self.number = number  # its place in the log, if it computes anything
         self.start_s = start_s
+        self.decodes = 0  # sequences that get the next token of their output
+        self.context = 0  # sum of their contexts, the token that they compute included
+        self.unbroken = 0  # of `decodes`, those that had a token in the step before, too
+        self.drafted = 0  # speculative tokens of each decoding sequence, beside its own
         self.chunks: list[Chunk] = []
+        self.prefill_tokens = 0  # sum over `chunks`; known after `update`
+        self.fetch_s = 0.0  # seconds until what is to come to the device is there: KV from tiers below, adapters
+        self.preempted: tuple[Sequence, ...] = ()
+        self.completed: tuple[Sequence, ...] = ()  # came with their only token: nothing was left to compute
+        self.admissions: list[Admission] | None = None  # noted only where steps are watched
 
 
 class Scheduler:
@@ -145,6 +159,8 @@ class Scheduler:
         if config.spec_tokens:
             self.speculation = Speculation(config.spec_tokens, config.acceptance, config.seed)
         self._watched = watched
+        self._has_keys = self.policy.admission is not None  # `waiting` is in the order of a key
+        self._counts_queued = config.max_num_queued_tokens is not None
         self._contents = requests.content if config.prefix_caching else None
         self._admitted = 0  # admissions so far: the next sequence's order
         self._unordered = config.long_prefill_token_threshold > 0  # sequences may finish out of their order
@@ -193,9 +209,9 @@ class Scheduler:
             self.waiting.extend(self.prefilled_elsewhere.pop(index, index) for index in indices)
         else:
             self.waiting.extend(indices)
-        if self.policy.admission is not None:
+        if self._has_keys:
             self.blocked = False  # there may be another head
-        if self.config.max_num_queued_tokens is not None:
+        if self._counts_queued:
             self.queued_tokens += sum(map(self.requests.prompt_tokens.__getitem__, indices))
 
     def withdraw(self, index: int, step: int) -> Sequence | None:
@@ -455,18 +471,18 @@ class Scheduler:
             if self.adapters is not None and not self.adapters.admits(index):
                 self._passed_over.append(waiting.popleft())
                 continue
-            hits = free_hits = 0
-            if sequence is not None and sequence.segments:
-                hits, free_hits = pool.look_up(sequence, tick)
-            below = 0  # blocks that come back from the tiers below
-            if pool.tiers is not None and sequence is not None and sequence.segments:
-                below = sum(pool.tiers.look_up(sequence, hits, (length - 1) // block_size))
-            cached = (hits + below) * block_size
-            if sequence is not None and sequence.received and sequence.state != WAITING:
-                if sequence.outputs == sequence.target:
-                    self._complete_at_once(sequence, step)
-                    continue
-                cached = sequence.received - max(0, sequence.promised - cached)
+            hits = free_hits = below = cached = 0  # `below`: blocks that come back from the tiers below
+            if sequence is not None:
+                if sequence.segments:
+                    hits, free_hits = pool.look_up(sequence, tick)
+                    if pool.tiers is not None:
+                        below = sum(pool.tiers.look_up(sequence, hits, (length - 1) // block_size))
+                    cached = (hits + below) * block_size
+                if sequence.received and sequence.state != WAITING:
+                    if sequence.outputs == sequence.target:
+                        self._complete_at_once(sequence, step)
+                        continue
+                    cached = sequence.received - max(0, sequence.promised - cached)
             tokens = length - cached
             if 0 < threshold < tokens:
                 tokens = threshold

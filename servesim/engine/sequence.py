@@ -31,7 +31,8 @@ class Sequence(Holder):
     )
 
     def __init__(self, index: int, prompt: int, target: int) -> None:
-        super().__init__()
+        self.order = self.base = self.keyed = 0
+        self.segments, self._singles = (), None
         self.index = index
         self.prompt = prompt
         self.target = target  # output tokens to produce

@@ -24,7 +24,7 @@ FEW = 4
 
 
 class Steady:
-    """Runs the steady stretches of one engine, and writes them into `log`, which may be changed before anything runs.
+    """Runs the steady stretches of one engine, and writes them into `log`.
 
     `is_fixed` tells that the price of a step depends on its sequences and context alone.
     """
@@ -39,7 +39,7 @@ class Steady:
         *,
         is_fixed: bool = True,
     ) -> None:
-        self.log = log
+        self.write_to(log)
         self._decoding = decoding
         self._pool = pool
         self._cost = cost
@@ -47,55 +47,66 @@ class Steady:
         self._is_fixed = is_fixed
         self._single_s: list[float] = []  # seconds of a step of one decoding sequence, by its context
 
+    def write_to(self, log: StepLog) -> None:
+        """Write into `log` from now on."""
+        self._log = log
+        self._compressed = log if isinstance(log, CompressedLog) else None
+
     def run(self, now_s: float, until_s: float) -> float | None:
         """Run a stretch that begins at `now_s`, up to a step that ends a sequence, ends at `until_s` or lacks blocks.
 
         Returns the time at its end; None, having done nothing, if not even the first step finds its blocks.
         """
-        decoding, pool, log = self._decoding, self._pool, self.log
-        count, context, start = decoding.count, decoding.context, decoding.tick
-        if count <= FEW:
-            end_s = self._run_few(now_s, until_s)
-            if end_s is not None:
-                return end_s
-        compressed = log if isinstance(log, CompressedLog) else None
-        needs, buckets, block_size, seconds = decoding.needs, decoding.buckets, decoding.block_size, self._cost.decode
-        ends_s, decodes, kv_blocks = log.end_s, log.decodes, log.kv_blocks
-        used, block_seconds, tick = pool.used, 0.0, start
-        while True:  # the innermost loop of a run: what it repeats of `pool` and `decoding` is here for its speed
-            need = needs[tick % block_size]
-            if need:
-                if need <= pool.keyless:
-                    pool.keyless -= need
-                elif need <= pool.keyless + pool.cached:
-                    pool.take(need)
+        decoding, pool = self._decoding, self._pool
+        count, before, start = decoding.count, decoding.context, decoding.tick
+        ends_s = self._run_few(now_s, until_s) if count <= FEW else None
+        if ends_s is not None:
+            now_s, tick = ends_s[-1], start + len(ends_s) - 1
+        else:
+            log, compressed = self._log, self._compressed
+            step_ends_s, decodes, kv_blocks = log.end_s, log.decodes, log.kv_blocks
+            needs, buckets, block_size, price = decoding.needs, decoding.buckets, decoding.block_size, self._cost.decode
+            context, tick, used, block_seconds = before, start, pool.used, 0.0
+            while True:  # the innermost loop of a run: what it repeats of `pool` and `decoding` is here for its speed
+                need = needs[tick % block_size]
+                if need:
+                    if need <= pool.keyless:
+                        pool.keyless -= need
+                    elif need <= pool.keyless + pool.cached:
+                        pool.take(need)
+                    else:
+                        break
+                    used += need
+                context += count
+                tick += 1
+                duration_s = price(count, context)
+                now_s += duration_s
+                if compressed is None:
+                    step_ends_s.append(now_s)
+                    decodes.append(count)
+                    kv_blocks.append(used)
                 else:
+                    block_seconds += used * duration_s
+                if tick in buckets or now_s >= until_s:
                     break
-                used += need
-            context += count
-            tick += 1
-            duration_s = seconds(count, context)
-            now_s += duration_s
-            if compressed is None:
-                ends_s.append(now_s)
-                decodes.append(count)
-                kv_blocks.append(used)
-            else:
-                block_seconds += used * duration_s
-            if tick in buckets or now_s >= until_s:
-                break
-        steps = tick - start
-        if not steps:
-            return None
-        if compressed is not None:
-            compressed.block_seconds += block_seconds
-            compressed.append_stretch(now_s, count, used, steps, decoding.context)
-        self._advance(steps)
+            if tick == start:
+                return None
+            if compressed is not None:
+                compressed.block_seconds += block_seconds
+                compressed.append_stretch(now_s, count, used, tick - start, before)
+        tokens = count * (tick - start)
+        decoding.tick = tick
+        decoding.context = before + tokens
+        self._totals.scheduled += tokens
+        self._totals.computed_tokens += tokens
         return now_s
 
-    def _run_few(self, now_s: float, until_s: float) -> float | None:
-        """Run a stretch of a few sequences at one go; None if it may run short of blocks without a key."""
-        decoding, pool, log = self._decoding, self._pool, self.log
+    def _run_few(self, now_s: float, until_s: float) -> list[float] | None:
+        """Write down a stretch of a few sequences at one go, and return its start and the ends of its steps.
+
+        Returns None, having done nothing, if it may run short of blocks without a key.
+        """
+        decoding, pool, log = self._decoding, self._pool, self._log
         count, block_size = decoding.count, decoding.block_size
         steps = min(decoding.buckets) - decoding.tick
         if (steps // block_size + 1) * count > pool.keyless:
@@ -103,12 +114,12 @@ class Steady:
         ends_s = self._ends_s(now_s, until_s, steps)
         if ends_s[-1] >= until_s:
             del ends_s[bisect_left(ends_s, until_s, 1) + 1 :]
-        steps, end_s = len(ends_s) - 1, ends_s[-1]
-        if isinstance(log, CompressedLog):
+        steps = len(ends_s) - 1
+        if self._compressed is not None:
             taken, block_seconds = self._block_seconds(ends_s)
             pool.keyless -= taken
-            log.block_seconds += block_seconds
-            log.append_stretch(end_s, count, pool.used, steps, decoding.context)
+            self._compressed.block_seconds += block_seconds
+            self._compressed.append_stretch(ends_s[-1], count, pool.used, steps, decoding.context)
         else:
             phase = decoding.tick % block_size
             cycle = decoding.needs[phase:] + decoding.needs[:phase]
@@ -117,8 +128,7 @@ class Steady:
             log.end_s.extend(array("d", ends_s[1:]))
             log.kv_blocks.extend(array("i", used[1:]))
             log.decodes.extend(array("i", (count,)) * steps)
-        self._advance(steps)
-        return end_s
+        return ends_s
 
     def _ends_s(self, now_s: float, until_s: float, steps: int) -> list[float]:
         """Return the ends of `steps` steps, behind their start; where it is easy to tell, not many after `until_s`."""
@@ -154,12 +164,3 @@ class Steady:
                 if not rest:
                     break
         return taken, block_seconds
-
-    def _advance(self, steps: int) -> None:
-        """Count the steps of a stretch."""
-        decoding, totals = self._decoding, self._totals
-        tokens = decoding.count * steps
-        decoding.tick += steps
-        decoding.context += tokens
-        totals.scheduled += tokens
-        totals.computed_tokens += tokens

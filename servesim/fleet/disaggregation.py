@@ -124,8 +124,7 @@ class Disaggregation(Fleet):
         self._limits = self.decoders[0].engine.limits
 
     def over(self) -> int:
-        outcomes = self._client_records.outcome
-        return len(outcomes) - outcomes.count(0)
+        return self._client_records.over()
 
     # Requests, from the door to the decode engine
 

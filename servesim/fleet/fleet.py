@@ -140,7 +140,7 @@ class Fleet:
 
     def over(self) -> int:
         """Return how many requests are over, as their clients see it."""
-        return len(self.records.outcome) - self.records.outcome.count(0)
+        return self.records.over()
 
     def rests_until(self) -> float:
         """Return a time before which nothing happens but steps, infinite when everything is over."""

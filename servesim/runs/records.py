@@ -90,6 +90,10 @@ class Records:
     def __len__(self) -> int:
         return len(self.outcome)
 
+    def over(self) -> int:
+        """Return how many requests are over, one way or the other."""
+        return len(self.outcome) - self.outcome.count(Outcome.UNFINISHED)
+
 
 RECORD_COLUMNS = columns_of(Records)
 
