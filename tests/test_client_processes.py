@@ -29,9 +29,9 @@ from tests.truth_server import TruthServer, token_stream
 QUICK = token_stream(3, ttft_s=0.01, gap_s=0.002)
 
 
-def measure(target: Target, requests: Requests, build, hands: int, concurrency: int | None, **options) -> Run:
+def measure(target: Target, requests: Requests, build, workers: int, concurrency: int | None, **options) -> Run:
     return measure_in_processes(
-        deal(requests, build, hands=hands, concurrency=concurrency),
+        deal(requests, build, workers=workers, concurrency=concurrency),
         requests,
         payload,
         make=lambda interrupts: LoadGenerator(target, API_FLAVOURS["chat"], interrupts=interrupts, grace_s=60.0),
@@ -43,10 +43,10 @@ def measure(target: Target, requests: Requests, build, hands: int, concurrency: 
 
 class SharesTest(unittest.TestCase):
     def test_every_request_is_in_one_hand_and_the_concurrency_adds_up(self) -> None:
-        for size, hands, concurrency in ((10, 3, 4), (2, 8, 5), (7, 2, None), (5, 3, 1)):
-            with self.subTest(size=size, hands=hands, concurrency=concurrency):
+        for size, workers, concurrency in ((10, 3, 4), (2, 8, 5), (7, 2, None), (5, 3, 1)):
+            with self.subTest(size=size, workers=workers, concurrency=concurrency):
                 build = ClosedLoop if concurrency else _at_once
-                shares = deal(plain_requests(size), build, hands=hands, concurrency=concurrency)
+                shares = deal(plain_requests(size), build, workers=workers, concurrency=concurrency)
                 self.assertEqual(sorted(n for share in shares for n in share.numbers), list(range(size)))
                 self.assertEqual(sum(share.concurrency for share in shares), concurrency or 0)
 
@@ -54,7 +54,7 @@ class SharesTest(unittest.TestCase):
         requests = plain_requests(8)
         requests.sessions = ["a", "b", "a", None, "b", "c", "a", "c"]
         requests.turns = array("q", [1, 1, 2, 1, 2, 1, 3, 2])
-        shares = deal(requests, lambda part, own: SessionLoop(part, concurrency=own), hands=2, concurrency=2)
+        shares = deal(requests, lambda part, own: SessionLoop(part, concurrency=own), workers=2, concurrency=2)
         for session in "abc":
             turns = {n for n, name in enumerate(requests.sessions) if name == session}
             self.assertEqual(sum(bool(turns.intersection(share.numbers)) for share in shares), 1)
@@ -69,7 +69,7 @@ class SharesTest(unittest.TestCase):
         def build(part: Requests, own: int) -> Retrying:
             return Retrying(ClosedLoop(part, own), retries=1, backoff_s=0.0)
 
-        _, share = deal(plain_requests(4), build, hands=2, concurrency=2)
+        _, share = deal(plain_requests(4), build, workers=2, concurrency=2)
         self.assertEqual(share.take(0.0), [1])
         self.assertTrue(share.finished(1, 1.0, "http_429"))
         self.assertEqual(share.attempts, {1: 2})

@@ -275,7 +275,7 @@ class AsThePage(unittest.TestCase):
         told = ClientSource()
         first, again = [[0.2, 10, 2, 0], [0.5, 32, 3, 1], [0.6, 30, 3, 1]], [0.1, 3, 1, 0]
         for said in (*first[:1], {"ttft": 0.1, "tpot": 0.02}, *first[1:], again, {"ttft": None, "tpot": None}):
-            told.hear(json.dumps(said).encode())
+            told.take_line(json.dumps(said).encode())
         time.sleep(0.01)
         figures = told.figures()
         self.assertEqual((figures.running, figures.ttft_mean_s, figures.tpot_mean_s), (1, 0.1, 0.02))

@@ -1,9 +1,8 @@
 """One connection and the request that is on it: `OPENING -> IDLE -> WRITING -> HEAD -> BODY -> IDLE | CLOSED`.
 
-It is told what the socket gave and when, and files events with their stamps; the loop owns the socket's readiness and
-decides when to read. What an event means is not looked at here: JSON is read when there is time (`reading`).
-
-HTTP/1.1 as `http.client` knows it, without its hands on the socket.
+A connection takes what was read from its socket with the stamp of the read, and files events with their stamps; the
+loop owns the socket's readiness and decides when to read. What an event means is not looked at here: JSON is read when
+there is time (`reading`).
 
 `http.client` opens the connection (DNS, TCP, proxy tunnel, TLS; see `Target.connection`), turns a request into bytes
 and interprets the head of the response. It never reads the socket: `getresponse()` would block the loop, swallow the

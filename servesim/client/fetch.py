@@ -1,8 +1,7 @@
-"""One small request, answered whole: for what the load generator asks beside the load (models, health, metrics).
+"""One small request with its whole response: what the load generator asks beside the load (models, health, metrics).
 
-Blocking, by `http.client`, on a socket of its own: never used on the loop that stamps tokens.
-
-Is the server there, and has it loaded its model: `--wait-ready`, and the one check that may abort a run.
+Blocking, by `http.client`, on a socket of its own: never used on the loop that stamps tokens. `check_reachable` and
+`wait_ready` (`--wait-ready`) find out with it whether the server is there and has loaded its model.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Flavour:
     name: str  # as `--api` spells it
     path: str
     stream_format: str  # "sse", "ndjson" or "json"
-    reader: str  # the shape of its events, as `servesim.wire.events` names it
+    reader: str  # the format of its events, as `servesim.wire.events` names it
     build_body: Callable[[Prompt, RequestOptions], Body]
     whole_path: str | None = None  # where whole answers have a route of their own
     needs_model: bool = True  # False: the API has no model field

@@ -301,7 +301,7 @@ class Loop:
         if passed:
             target = passed[0].target
             wanting = sum(exchange.target == target for exchange in waiting)
-            self._pool.wish(target, wanting)
+            self._pool.open_more(target, wanting)
 
     def _write(self, connection: Connection) -> None:
         exchange = connection.exchange

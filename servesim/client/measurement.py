@@ -1,12 +1,10 @@
-"""A measurement as the user asked for it: is the server there, warm-up, the clock, `/metrics` around it, the record.
+"""A measurement from start to record: is the server there, warm-up, the run, `/metrics` around it, its file.
 
-A `Measurer` measures one server as often as it is told (repeats, the rows of a grid, the probes of a search) and keeps
+A `Measurer` measures one server as often as needed (repeats, the rows of a grid, the probes of a search) and keeps
 what one run teaches for the next: open connections, the tokens that a word costs, the server's setup.
 
-A measured run's file, written while the run goes on: a crash or `kill -9` loses nothing that had finished.
-
-A disk that fills up does not end the measurement: the file stops there, the run goes on to its report, and the error is
-told at the end.
+A `LiveFile` is written while the run goes on: a crash or `kill -9` loses nothing that had finished. A full disk does
+not end the measurement: the file stops there, the run goes on to its report, and the error is reported at the end.
 """
 
 from __future__ import annotations
@@ -234,7 +232,7 @@ class Measurer:
 
         self.close()  # neither threads nor sockets are forked
         return measure_in_processes(
-            deal(requests, build, hands=self.load.processes, concurrency=spec.concurrency),
+            deal(requests, build, workers=self.load.processes, concurrency=spec.concurrency),
             requests,
             payload,
             make=self._connect,

@@ -1,13 +1,11 @@
-"""The connections that are open and idle, by target, and the wishes for more.
+"""Idle connections by target, and the threads that open more.
 
 Idle connections stay registered with the loop's selector, so that a server's close is seen before they are used again.
 Some servers close every connection behind its answer although the answer's head promised to keep it (llama.cpp does so
 with streams): to use such a connection again is to race with its end, so after two of them none is.
 
-Opening connections where nobody waits: DNS, TCP, proxy tunnel and TLS block, so they are threads' work.
-
-The loop asks for connections and is woken when one is there or could not be made. Threads live as long as there are
-wishes, so that a process may fork whenever no connection is being opened.
+DNS, TCP, proxy tunnel and TLS block, so connections are opened by threads, which wake the loop when one is there or has
+failed. Threads live as long as something is to be opened, so that a process may fork whenever nothing is.
 """
 
 from __future__ import annotations
@@ -26,12 +24,12 @@ MAX_THREADS = 16
 
 
 class Opener:
-    """A few connector threads, none while there is nothing to open. `wakeup` is readable when `answers` has news."""
+    """A few connector threads, none while there is nothing to open. `wakeup` is readable when `results` has news."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._lock = threading.Lock()  # of what the threads share
-        self._wishes: deque[Target] = deque()
+        self._requested: deque[Target] = deque()
         self._threads = 0
         self._closed = False
         self._opened: deque[tuple[Target, socket.socket | OSError]] = deque()
@@ -41,38 +39,38 @@ class Opener:
         self._wake.setblocking(False)
 
     def outstanding(self, target: Target) -> int:
-        """Return how many wishes for `target` are not answered yet."""
+        """Return how many connections to `target` were requested and are neither open nor failed yet."""
         return self._outstanding.get(target, 0)
 
-    def wish(self, target: Target) -> None:
+    def open_one(self, target: Target) -> None:
         """Ask for one more connection to `target`."""
         self._outstanding[target] = self.outstanding(target) + 1
         with self._lock:
-            self._wishes.append(target)
+            self._requested.append(target)
             if self._threads == MAX_THREADS:
                 return
             self._threads += 1
         threading.Thread(target=self._work, name="connector", daemon=True).start()
 
-    def answers(self) -> list[tuple[Target, socket.socket | OSError]]:
+    def results(self) -> list[tuple[Target, socket.socket | OSError]]:
         """Return what was opened, or failed to, since the last time."""
         try:
             self.wakeup.recv(4096)
         except BlockingIOError:
             pass
-        answers = []
+        results = []
         while self._opened:
             target, result = self._opened.popleft()
             self._outstanding[target] -= 1
-            answers.append((target, result))
-        return answers
+            results.append((target, result))
+        return results
 
     def close(self) -> None:
         """Let the threads end; connections that come too late are closed."""
         with self._lock:
             self._closed = True
-            self._wishes.clear()
-        for _, result in self.answers():
+            self._requested.clear()
+        for _, result in self.results():
             if isinstance(result, socket.socket):
                 result.close()
         self.wakeup.close()
@@ -81,10 +79,10 @@ class Opener:
     def _work(self) -> None:
         while True:
             with self._lock:
-                if not self._wishes:
+                if not self._requested:
                     self._threads -= 1
                     return
-                target = self._wishes.popleft()
+                target = self._requested.popleft()
             result: socket.socket | OSError
             try:
                 result = open_socket(target, self._timeout_s)
@@ -135,16 +133,16 @@ class Pool:
 
     def fill(self, target: Target, count: int) -> None:
         """Open connections until `count` are idle, and wait for them. Raises OSError at the first failure."""
-        self.wish(target, count - len(self._idle.get(target, ())))
+        self.open_more(target, count - len(self._idle.get(target, ())))
         while self._opener.outstanding(target):
             self._selector.select(1.0)
             for _, error in self.take_opened():
                 raise error
 
-    def wish(self, target: Target, count: int) -> None:
+    def open_more(self, target: Target, count: int) -> None:
         """See to it that `count` connections are being opened."""
         for _ in range(count - self._opener.outstanding(target)):
-            self._opener.wish(target)
+            self._opener.open_one(target)
 
     def take(self, target: Target, *, unused: bool = False) -> Connection | None:
         """Take an idle connection, `unused`: one that never carried a request; None when there is none."""
@@ -184,7 +182,7 @@ class Pool:
     def take_opened(self) -> list[tuple[Target, OSError]]:
         """Take in the connections that were opened; return what could not be."""
         failures = []
-        for target, result in self._opener.answers():
+        for target, result in self._opener.results():
             if isinstance(result, OSError):
                 failures.append((target, result))
                 continue

@@ -30,7 +30,7 @@ HEAD_START_S = 0.05  # from the word to start until the run's 0
 
 @dataclass(slots=True)
 class _Done:
-    """What a process hands back."""
+    """What a process workers back."""
 
     records: Records
     times: Any
@@ -87,62 +87,62 @@ def measure_in_processes(
 
     sys.stdout.flush()
     sys.stderr.flush()
-    hands = [_Worker(share, work) for share in shares]
+    workers = [_Worker(share, work) for share in shares]
     try:
-        _start_together(hands)
+        _start_all(workers)
         if watchers.begun is not None:
             watchers.begun(run)
-        _wait_for(hands, interrupts, watchers, len(requests))
+        _wait_for(workers, interrupts, watchers, len(requests))
     finally:
-        for hand in hands:
-            if hand.done is None:
-                hand.process.kill()
-            hand.process.join()
+        for worker in workers:
+            if worker.done is None:
+                worker.process.kill()
+            worker.process.join()
     health = Health(processes=0)
-    for hand in hands:
-        if hand.done is not None:
-            _merge(run, hand.share, hand.done)
-            health.merge(hand.done.health)
+    for worker in workers:
+        if worker.done is not None:
+            _merge(run, worker.share, worker.done)
+            health.merge(worker.done.health)
             if watchers.filed_elsewhere is not None:
-                watchers.filed_elsewhere(hand.done.filed)
+                watchers.filed_elsewhere(worker.done.filed)
         else:
             run.partial = True
-            run.warnings.append(f"a load generator process died with exit code {hand.process.exitcode}")
+            run.warnings.append(f"a load generator process died with exit code {worker.process.exitcode}")
     warn_of_unfinished(run)
     run.client = report_health(health, run, concurrency=concurrency)
     return run
 
 
-def _start_together(hands: list[_Worker]) -> None:
-    for hand in hands:
-        message = hand.receive()
+def _start_all(workers: list[_Worker]) -> None:
+    for worker in workers:
+        message = worker.receive()
         if message != "ready":
             raise RunError(message if isinstance(message, str) else "a load generator process died at its start")
     start_s = monotonic() + HEAD_START_S
-    for hand in hands:
-        hand.pipe.send(start_s)
+    for worker in workers:
+        worker.pipe.send(start_s)
 
 
-def _wait_for(hands: list[_Worker], interrupts: Interrupts, watchers: Watchers, total: int) -> None:
-    """Hear the hands out and pass every press of Ctrl-C on to them."""
-    open_hands, passed_on = {hand.pipe: hand for hand in hands}, 0
-    while open_hands:
-        for ready in wait(list(open_hands), timeout=0.1):
-            hand = open_hands[ready]  # type: ignore[index]
-            message = hand.receive()
+def _wait_for(workers: list[_Worker], interrupts: Interrupts, watchers: Watchers, total: int) -> None:
+    """Take in what the workers send until all have ended; pass every press of Ctrl-C on to them."""
+    running, passed_on = {worker.pipe: worker for worker in workers}, 0
+    while running:
+        for ready in wait(list(running), timeout=0.1):
+            worker = running[ready]  # type: ignore[index]
+            message = worker.receive()
             if isinstance(message, Progress):
-                hand.progress = message
+                worker.progress = message
                 if watchers.progress is not None:
-                    watchers.progress(_sum([hand.progress for hand in hands], total))
+                    watchers.progress(_sum([worker.progress for worker in workers], total))
                 continue
             if isinstance(message, _Done):
-                hand.done = message
+                worker.done = message
             elif isinstance(message, str):
                 raise RunError(message)
-            del open_hands[hand.pipe]
+            del running[worker.pipe]
         for _ in range(interrupts.count - passed_on):
-            for hand in open_hands.values():
-                hand.process.terminate()
+            for worker in running.values():
+                worker.process.terminate()
         passed_on = interrupts.count
 
 
@@ -174,7 +174,7 @@ def _work(
 
     def tell(progress: Progress) -> None:
         if os.getppid() != parent:
-            os._exit(1)  # nobody is left who would report: a load without a master must not go on
+            os._exit(1)  # the parent is gone: a load that nothing can stop or report must not go on
         if watchers.progress is not None:
             pipe.send(progress)
 

@@ -1,11 +1,8 @@
-"""What the answers mean, read when there is time: from events as they came to a request's record.
+"""What the events of a stream mean, read when there is time: from events as they came to a request's record.
 
-The loop files events with their stamps; a `Reader` parses them in slices that the loop grants, the answers that are
-over first. Metrics are not its business: it fills the columns of a `Run`.
-
-What the events of one answer have said so far: when tokens came, what the server counted, whether it is the end.
-
-Reads JSON, as little of it as it can, and knows neither requests nor records.
+The loop files events with their stamps; a `Reader` parses them in slices that the loop grants, the finished streams
+first. What the events of one request have said so far (token stamps, usage, the end) is its `PartialAnswer`. Metrics
+are not known here: the columns of a `Run` are filled.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""From a request's number to the bytes that ask for it, made before the clock needs them.
+"""From a request's number to the bytes that are sent for it, made before they are due.
 
-A redirect (307, 308) keeps method and body; what the user gave as headers, credentials among it, stays behind when it
-leads to another host.
+A redirect (307, 308) keeps method and body; the user's headers, credentials among them, are dropped when it leads to
+another host.
 
-Sessions as a server sees them: each turn sends back what the server really answered to the turns before it.
-
-So a server's prefix cache finds what it would find under real users: the tokens of its own answers. The length of a
-turn is the whole prompt's, as in the simulator; its own words fill what the history leaves. What a chat template adds
-for a turn is learned from the usage of the turns as they come. A turn whose history would be longer than its whole
-prompt, or whose predecessor failed, starts from a text that stands in for the history.
+Sessions are as real users have them: each turn sends back what the server really answered to the turns before it, so
+that its prefix cache finds the tokens of its own answers. The length of a turn is the whole prompt's, as in the
+simulator; its own words fill what the history leaves. What a chat template adds for a turn is learned from the usage
+of the turns as they come. A turn whose history would be longer than its whole prompt, or whose predecessor failed,
+starts from a text that stands in for the history.
 """
 
 from __future__ import annotations

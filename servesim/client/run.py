@@ -228,7 +228,7 @@ class _Drive:
             self._loop.submit(exchange)
             return
         if self._conversations is not None:
-            self._hear(exchange, self._conversations)
+            self._pass_on(exchange, self._conversations)
         at = exchange.end_s - self._start_s
         if self._workload.reactive and self._workload.finished(exchange.index, at, self._error(exchange)):
             records = self._run.records
@@ -239,7 +239,7 @@ class _Drive:
         self._done += 1
         self._reader.take(exchange)
 
-    def _hear(self, exchange: Exchange, conversations: Conversations) -> None:
+    def _pass_on(self, exchange: Exchange, conversations: Conversations) -> None:
         """Tell the conversations what was answered: the next turn may be due at once."""
         answer = self._reader.answer(exchange)
         text = "".join(answer.pieces or ()) if answer.ended and answer.error is None else ""

@@ -35,7 +35,7 @@ def read_setup(target: Target, page: RawPage | None = None, *, timeout_s: float 
     """
     facts: Facts = {}
     with Fetcher(target, timeout_s) as fetcher:
-        ask = _Asker(fetcher)
+        ask = _JsonFetcher(fetcher)
         models = ask("/v1/models")
         _read_models(models, facts)
         metrics = None if page is None else page.parse(wanted_names())
@@ -131,7 +131,7 @@ def _rules(version: object) -> str | None:
     return "vllm-0.18" if (int(match[1]), int(match[2])) < (0, 19) else "vllm-0.32"
 
 
-class _Asker:
+class _JsonFetcher:
     """Asks for one JSON after another; of a server that does not answer one in time, nothing more is asked."""
 
     def __init__(self, fetcher: Fetcher) -> None:

@@ -1,6 +1,6 @@
-"""A workload dealt out to several processes: each drives a share, under the numbers that the whole gives its requests.
+"""A workload split among several processes: each drives a share, under the request numbers of the whole.
 
-A session stays in one hand, and a closed loop's concurrency is dealt out too.
+A session stays with one worker, and a closed loop's concurrency is split too.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ def attempts_of(workload: Workload) -> dict[int, int] | None:
     return workload.attempts if isinstance(workload, (Retrying, Share)) else None
 
 
-def deal(requests: Requests, build: Build, *, hands: int, concurrency: int | None) -> list[Share]:
-    """Deal `requests` out to at most `hands` shares, none of them empty."""
-    hands = max(1, min(hands, len(requests) if concurrency is None else min(concurrency, len(requests))))
-    numbers = _deal_numbers(requests, hands)
+def deal(requests: Requests, build: Build, *, workers: int, concurrency: int | None) -> list[Share]:
+    """Deal `requests` out to at most `workers` shares, none of them empty."""
+    workers = max(1, min(workers, len(requests) if concurrency is None else min(concurrency, len(requests))))
+    numbers = _deal_numbers(requests, workers)
     shares = []
-    for hand in range(hands):
-        own = 0 if concurrency is None else concurrency // hands + (hand < concurrency % hands)
-        if numbers[hand]:
-            shares.append(Share(build(select(requests, numbers[hand]), own), requests, numbers[hand], own))
+    for worker in range(workers):
+        own = 0 if concurrency is None else concurrency // workers + (worker < concurrency % workers)
+        if numbers[worker]:
+            shares.append(Share(build(select(requests, numbers[worker]), own), requests, numbers[worker], own))
     return shares
 
 
@@ -79,8 +79,8 @@ def select(requests: Requests, numbers: Sequence[int]) -> Requests:
     return chosen
 
 
-def _deal_numbers(requests: Requests, hands: int) -> list[list[int]]:
-    numbers: list[list[int]] = [[] for _ in range(hands)]
+def _deal_numbers(requests: Requests, workers: int) -> list[list[int]]:
+    numbers: list[list[int]] = [[] for _ in range(workers)]
     holder: dict[str, int] = {}
     dealt = 0
     for number in range(len(requests)):
@@ -89,7 +89,7 @@ def _deal_numbers(requests: Requests, hands: int) -> list[list[int]]:
             numbers[holder[session]].append(number)
             continue
         if session is not None:
-            holder[session] = dealt % hands
-        numbers[dealt % hands].append(number)
+            holder[session] = dealt % workers
+        numbers[dealt % workers].append(number)
         dealt += 1
     return numbers

@@ -1,4 +1,4 @@
-"""Puts the live page in front of a simulated server: listens to its steps, tells the feed, and lets the page steer."""
+"""The live page in front of a simulated server: counts its steps, feeds the page, and connects the page's controls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from time import monotonic
 from typing import Any
 
 from servesim import __version__
-from servesim.live.controls import Steering
+from servesim.live.controls import Controls
 from servesim.live.feed import MAX_VIEWERS, SAMPLE_S, Feed
 from servesim.live.meter import CHARTS, WINDOW_S, LiveFigures, Meter, Trail
 from servesim.live.page import page_routes
@@ -78,7 +78,7 @@ class LiveServer:
         self.traffic = Traffic(app, serving.loop)
         self.feed = Feed(self._hello, min(MAX_VIEWERS, max(1, app.spec.max_connections // 4)))
         self.feed.sockets = serving.loop
-        self.steering = Steering(app, self.traffic, self.feed, self._figures.begin)
+        self.steering = Controls(app, self.traffic, self.feed, self._figures.begin)
         control = None if app.has_api_key else self.steering.control
         app.add_routes(page_routes(self.feed, control, app.spec.host))
         serving.loop.later(FIRST_SAMPLE_S, self._tick)

@@ -1,11 +1,9 @@
 """The controls of the live page of `serve`: its traffic, three options of the engine, the Monday incident and its fix.
 
-The options are those that a real server takes at its start, and it is started again for them.
-
-The Monday incident, cut to the measure of a server: more than it can bear, and easy with prefix caching.
-
-Many people open the assistant at once, and every prompt begins with one of two system prompts. The rate that follows
-lies between what the server can serve when it computes every prompt whole and what it can when it does not.
+The options are those that a real server takes at its start, so the engine is started again for them. The incident is
+sized for the server: many people open the assistant at once, and every prompt begins with one of two system prompts.
+The rate that follows lies between what the server can serve when it computes every prompt whole and what it can with
+prefix caching.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ from servesim.units import suggest
 PROMPT_TOKENS, OUTPUT_TOKENS = 1365, 248  # the means of the example burst, 1,024 tokens of a prompt shared
 WITHIN_S = 3.5
 MAX_BURST = MAX_HELD // 4
-MAX_TOKENS_PER_S = 15_000.0  # more than one thread of ours hands out in time
+MAX_TOKENS_PER_S = 15_000.0  # more than one thread streams in time
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -54,7 +52,7 @@ class Incident:
 def plan_incident(server: Server, speed: float) -> Incident | None:
     """Return the incident for a server, None where it has none.
 
-    That is a server whose seats share no cache, one that holds hardly a request, one too fast for us to overload.
+    That is a server whose slots share no cache, one that holds hardly a request, one too fast for us to overload.
     """
     config = server.config
     if server.spec.slots is not None:
@@ -89,19 +87,19 @@ def _room(config: EngineConfig, tokens: int, shared: int) -> int:
 def _capacity(cost: CostModel, config: EngineConfig, traffic: TrafficSpec, *, shared: int) -> float:
     """Return the requests per second of the engine's clock that a full server works off, roughly."""
     prompt, output = traffic.prompt_tokens, traffic.output_tokens
-    seats = max(1, _room(config, prompt + output, shared))
-    context = seats * (prompt + output // 2)
-    step_s = cost.decode(seats, context)
-    prefill_s = cost.step(seats, context, [(prompt - shared, prompt)]) - step_s
-    return 1.0 / (output * step_s / seats + prefill_s)
+    slots = max(1, _room(config, prompt + output, shared))
+    context = slots * (prompt + output // 2)
+    step_s = cost.decode(slots, context)
+    prefill_s = cost.step(slots, context, [(prompt - shared, prompt)]) - step_s
+    return 1.0 / (output * step_s / slots + prefill_s)
 
 
-SHORT = {"max_num_seqs": "seats", "max_num_batched_tokens": "budget", "prefix_caching": "caching"}  # on a chart
+SHORT = {"max_num_seqs": "slots", "max_num_batched_tokens": "budget", "prefix_caching": "caching"}  # on a chart
 ENGINE_OPTIONS = tuple(SHORT)
 SLIDER_SEQS, SLIDER_BATCHED_TOKENS = 1024, 32768
 
 
-class Steering:
+class Controls:
     """Does what the page asks for. `SCENARIOS` are its buttons."""
 
     def __init__(self, app: ServeApp, traffic: Traffic, feed: Feed, restarted: Callable[[], None]) -> None:
@@ -207,7 +205,7 @@ class Steering:
         self._restarted()
         self._traffic.send_again()
         self._incident = self._plan() or self._incident
-        told = ", ".join(_told(name, value) for name, value in values.items())
+        told = ", ".join(_setting_text(name, value) for name, value in values.items())
         self._feed.mark(time.time(), told)
 
     def _plan(self) -> Incident | None:
@@ -240,15 +238,15 @@ class Steering:
         )
 
 
-SCENARIOS: dict[str, Callable[[Steering], None]] = {
-    "incident": Steering._happen,
-    "fix": Steering._fix,
-    "calm": Steering._calm,
+SCENARIOS: dict[str, Callable[[Controls], None]] = {
+    "incident": Controls._happen,
+    "fix": Controls._fix,
+    "calm": Controls._calm,
 }
 """What the page's buttons ask for."""
 
 
-def _told(name: str, value: object) -> str:
+def _setting_text(name: str, value: object) -> str:
     if isinstance(value, bool):
         return f"{SHORT[name]} {'on' if value else 'off'}"
     return f"{SHORT[name]} {value:,}"

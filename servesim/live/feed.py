@@ -1,8 +1,8 @@
-"""The feed of the live page: server-sent events to everybody who looks, with what came before for those who come late.
+"""The feed of the live page: server-sent events to every viewer, with the recent history for those who come late.
 
-A viewer hears `hello` (what is shown, and the last minutes of it), then `sample` twice a second, `mark` when something
-was changed, `state` when a control moved, and `end` when there is no more to come. How many may look is bounded, and
-one who does not read is let go.
+A viewer receives `hello` (what is shown, and the last minutes of it), then `sample` twice a second, `mark` when
+something was changed, `state` when a control moved, and `end` when there is no more to come. The number of viewers is
+bounded, and one who does not read is let go.
 """
 
 from __future__ import annotations

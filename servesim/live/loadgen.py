@@ -1,7 +1,8 @@
-"""The live page of a load that `loadgen` makes: the client's figures beside the server's, from a process of its own.
+"""The live page of a load that `loadgen` makes: the client's metrics beside the server's, from a process of its own.
 
-The process that measures must not be held up, so it only writes short lines into a pipe and never waits; whoever reads
-them, scrapes `/metrics` and serves the page is forked off before there are threads and sockets. It ends with the pipe.
+The measuring process must not be held up, so it only writes short lines into a pipe and never waits. The process that
+reads them, scrapes `/metrics` and serves the page is forked before there are threads and sockets, and ends with the
+pipe.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class ClientSource:
     _tokens: int = 0
     _errors: int = 0
 
-    def hear(self, line: bytes) -> None:
+    def take_line(self, line: bytes) -> None:
         """Take in one line: `[seconds, tokens, in flight, errors]` of a run so far, or `{ttft, tpot}` of a request."""
         told: Any = json.loads(line)
         if isinstance(told, list):
@@ -124,25 +125,25 @@ def _serve(site: LiveSite, target: Target, reading: int, writing: int) -> None:
     """Serve the page until the pipe ends; runs in the forked process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the load goes on after the first Ctrl-C, and so does its page
     os.close(writing)
-    seen = _Seen()
+    seen = _Sides()
     watcher = PageWatcher(target, interval_s=SCRAPE_S)
-    threading.Thread(target=_look, args=(watcher, seen), daemon=True).start()
-    threading.Thread(target=_hear, args=(reading, seen, site), daemon=True).start()
+    threading.Thread(target=_watch_server, args=(watcher, seen), daemon=True).start()
+    threading.Thread(target=_read_lines, args=(reading, seen, site), daemon=True).start()
     site.run()
 
 
 @dataclass(slots=True)
-class _Seen:
+class _Sides:
     """What is known of both sides."""
 
     client: ClientSource = field(default_factory=ClientSource)
     server: LiveFigures | None = None
 
-    def heard(self, look: Look) -> None:
+    def on_look(self, look: Look) -> None:
         self.server = look.figures
 
 
-def _look(watcher: PageWatcher, seen: _Seen) -> None:
+def _watch_server(watcher: PageWatcher, seen: _Sides) -> None:
     """Watch the server, once it is there; one without the page is watched from the client's side alone."""
     for _ in range(60):
         try:
@@ -150,15 +151,15 @@ def _look(watcher: PageWatcher, seen: _Seen) -> None:
         except RunError:
             time.sleep(SCRAPE_S)
             continue
-        WatchThread(watcher, seen.heard, SCRAPE_S).start()
+        WatchThread(watcher, seen.on_look, SCRAPE_S).start()
         return
 
 
-def _hear(reading: int, seen: _Seen, site: LiveSite) -> None:
+def _read_lines(reading: int, seen: _Sides, site: LiveSite) -> None:
     """Take in the client's lines and show the figures of both sides, until there are no more."""
     due_s = 0.0
     for line in _lines(reading):
-        seen.client.hear(line)
+        seen.client.take_line(line)
         if monotonic() >= due_s:
             due_s = monotonic() + SAMPLE_S - 0.1  # lines come four times a second
             sources = {"client": seen.client.figures()}

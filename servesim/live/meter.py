@@ -1,10 +1,8 @@
-"""Counts what happens and tells the figures of the last few seconds; exact, for sources that see every request.
+"""What is shown live: one set of metrics for every source, the charts that draw them, and the meter that counts them.
 
-It is told the time, on any one clock, and never goes back.
-
-What is shown live: one set of figures for every source, and the charts in which page and terminal draw them.
-
-Rates and latencies are those of the last few seconds, gauges those of the moment. What a source does not tell is None.
+Rates and latencies are those of the last few seconds, gauges those of the moment; what a source does not report is
+None. A `Meter` is exact, for sources that see every request; it takes the time from its caller, on any one clock that
+never goes back.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
-"""The routes of the live page: three files that ship with the package, the feed, the controls where there are any.
+"""The routes of the live page (its three files, the feed, the controls) and the page served by itself, read-only.
 
-Who may steer: this page, and programs that are no browser; never a page from elsewhere in somebody's browser.
+Controls answer this page and programs that are no browser, never a page from elsewhere in somebody's browser, which
+can send requests to any address. Three things keep it out: its `Origin` is not ours, `Sec-Fetch-Site` says so too, and
+a browser does not send a JSON body across origins without asking first. A name that an attacker points at 127.0.0.1
+(DNS rebinding) is a `Host` that is neither an address nor the name that we were started with.
 
-A web page can make a browser send requests to any address. Three things keep it from the controls: its `Origin` is not
-ours, `Sec-Fetch-Site` says so too, and a body of JSON may not be sent across origins unasked. A name that an attacker
-points at 127.0.0.1 (DNS rebinding) is a `Host` that is neither an address nor the name that we were started with.
-
-The live page by itself, read-only: for a server that is watched and for a load that `loadgen` makes.
-
-It is served by the loop of `serve`, with its bounds on connections, bodies and time, and no engine behind it.
+By itself (`LiveSite`) the page shows a server that is watched or a load that `loadgen` makes. It is served by the loop
+of `serve`, with its bounds on connections, bodies and time, and no engine behind it.
 """
 
 from __future__ import annotations

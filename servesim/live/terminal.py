@@ -1,4 +1,4 @@
-"""The live figures as text: a block that is drawn again in place, or one line a look where nobody sees it move."""
+"""The live metrics as text: a block that is drawn again in place on a terminal, one line a look anywhere else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looks at the `/metrics` of a real server again and again and tells its figures, whichever known server it is."""
+"""Reads the `/metrics` page of a real server again and again and gives its live metrics, whichever server it is."""
 
 from __future__ import annotations
 
@@ -120,11 +120,11 @@ class PageWatcher:
 
 
 class WatchThread:
-    """Looks every `interval_s` on a thread of its own and calls `heard` with what was seen, there."""
+    """Looks every `interval_s` on a thread of its own and calls `on_look` with what was seen, there."""
 
-    def __init__(self, watcher: PageWatcher, heard: Callable[[Look], None], interval_s: float) -> None:
+    def __init__(self, watcher: PageWatcher, on_look: Callable[[Look], None], interval_s: float) -> None:
         self._watcher = watcher
-        self._heard = heard
+        self._heard = on_look
         self._interval_s = interval_s
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)

@@ -1,7 +1,7 @@
-"""What one event of a stream says, whichever API it comes from: a reader for every shape, one fact out.
+"""What one event of a stream says, whichever API it comes from: a reader for every format, one `EventFact` out.
 
 A reader takes the JSON object of one event, or of one whole answer that was not streamed, and fills an `EventFact`.
-Absent, null and oddly typed fields are nothing said; they are never an exception. Shapes as in the API references of
+Absent, null and oddly typed fields say nothing; they are never an exception. Formats as in the API references of
 OpenAI, vLLM, llama.cpp (tools/server/README.md), Ollama (docs/api.md) and TGI, and as seen in `fixtures/captures`.
 """
 
@@ -57,7 +57,7 @@ class EventFact:
 
 
 def read_event(data: bytes, reader: str = "chat", name: str = "") -> EventFact:
-    """Read one event's data in the shape that `reader` names; `name` is the event's type, where the stream gave one.
+    """Read one event's data in the format that `reader` names; `name` is the event's type, where the stream gave one.
 
     >>> read_event(b'{"choices": [{"delta": {"content": "a"}}]}').text
     'a'

@@ -1,10 +1,8 @@
-"""What a server says went wrong, in any of the shapes that servers use, as one line of text.
+"""What goes wrong between a client and a server: a server's error in any format, as one line; bytes that are refused.
 
-The same shapes come as the body of an HTTP error and as an event inside a stream that began with a 200.
-
-How much a peer may make us hold, and what we say when it goes beyond or breaks the protocol.
-
-Every decoder of this room keeps at most one of these of bytes that it has not yet handed on.
+Errors come as the body of an HTTP error and as an event inside a stream that began with a 200, in the same formats. A
+decoder of this room keeps at most one of the bounds below of bytes that it has not yet handed on, and raises
+`ProtocolError` beyond it.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ def error_of(value: Mapping[str, Any], *, named: bool = False) -> ErrorFact | No
 
 
 def error_from_body(body: bytes, *, reason: str = "") -> ErrorFact:
-    """Read the body of an HTTP error: a JSON object of any shape, or whatever text it is, or else `reason`."""
+    """Read the body of an HTTP error: a JSON object of any format, or whatever text it is, or else `reason`."""
     text = body.decode("utf-8", "replace")
     try:
         value = json.loads(text, strict=False)
