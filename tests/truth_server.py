@@ -47,7 +47,7 @@ class Step:
 
 
 @dataclass(slots=True)
-class ApiRequest:
+class Asked:
     """One request as the server saw it."""
 
     number: int
@@ -62,7 +62,7 @@ class ApiRequest:
         return json.loads(self.body)
 
 
-Script = Callable[[ApiRequest], Sequence[Step]]
+Script = Callable[[Asked], Sequence[Step]]
 
 
 def content(text: str) -> bytes:
@@ -122,7 +122,7 @@ class _Peer:
         self.steps: Sequence[Step] = ()
         self.next = 0
         self.due_s = 0.0
-        self.asked: ApiRequest | None = None
+        self.asked: Asked | None = None
         self.unsent = b""
 
 
@@ -140,7 +140,7 @@ class Server:
         self._counter = 0
         self._peers: dict[_Peer, float] = {}  # -> idle since, or inf
         self._offset_s = min(time.time() - time.monotonic() for _ in range(5))
-        self.asked: list[ApiRequest] = []
+        self.asked: list[Asked] = []
         self.connections = 0
 
     @property
@@ -211,7 +211,7 @@ class Server:
         if len(rest) < length:
             return
         peer.buffer = rest[length:]
-        asked = ApiRequest(len(self.asked), peer.number, line, headers, rest[:length], peer.kernel_s)
+        asked = Asked(len(self.asked), peer.number, line, headers, rest[:length], peer.kernel_s)
         self.asked.append(asked)
         peer.asked, peer.steps, peer.next = asked, self._script(asked), 0
         peer.due_s = asked.kernel_s
@@ -333,7 +333,7 @@ class VirtualServer:
         self._patches = contextlib.ExitStack()
 
     @property
-    def asked(self) -> list[ApiRequest]:
+    def asked(self) -> list[Asked]:
         return self._server.asked
 
     @property
@@ -416,7 +416,7 @@ class TruthServer:
         self.url = f"http://127.0.0.1:{self.port}"
 
     @property
-    def asked(self) -> list[ApiRequest]:
+    def asked(self) -> list[Asked]:
         return self._server.asked
 
     @property
@@ -448,9 +448,9 @@ class TruthProcess:
         self.port: int = self._pipe.recv()
         self.url = f"http://127.0.0.1:{self.port}"
 
-    def stop(self) -> list[ApiRequest]:
+    def stop(self) -> list[Asked]:
         self._pipe.send(None)
-        asked: list[ApiRequest] = self._pipe.recv()
+        asked: list[Asked] = self._pipe.recv()
         self._process.join(60.0)
         return asked
 
