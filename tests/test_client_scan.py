@@ -9,7 +9,8 @@ import unittest
 from servesim.client import scan as scan_module
 from servesim.client.scan import Line, fit_line, make_scan
 from servesim.errors import InputError
-from servesim.report.sweep import scan_json, scan_text
+from servesim.report.sweep import scan_text
+from servesim.runs.as_json import as_json
 from servesim.runs.records import Outcome
 from servesim.summary.summary import Summary, summarize
 from tests.runs import measured
@@ -116,7 +117,7 @@ class ScanTest(unittest.TestCase):
 
     def test_the_json_is_finite_and_names_every_column(self) -> None:
         table = make_scan("output_tokens", [(9, answers(1, prompt=3, tokens=9, prefill_s=0.25, step_s=0.125))])
-        document = json.loads(json.dumps(scan_json(table), allow_nan=False))
+        document = json.loads(json.dumps(as_json(table), allow_nan=False))
         self.assertEqual(set(document), {"axis", "rows", "ttft", "e2e", "warnings"})
         self.assertEqual(document["rows"][0]["e2e_ms"], 1250.0)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from servesim.catalog.hardware import HARDWARE, load_hardware
+from servesim.catalog.hardware import HARDWARE, device_document, load_hardware
 from servesim.cli.options import JSON, OUTPUT, QUIET
 from servesim.cli.parser import Parser
 from servesim.cli.runner import Call, Result
 from servesim.config.option import Group
-from servesim.report.catalog import device_dict, device_text, devices_text
+from servesim.report.catalog import device_text, devices_text
 from servesim.report.documents import document
 
 EXAMPLES = (
@@ -38,6 +38,6 @@ def run(call: Call) -> Result:
     devices = [load_hardware(name) for name in names or HARDWARE]
     config = {"names": names} if names else {}
     return Result(
-        document=lambda: document("hardware", config, {"devices": [device_dict(device) for device in devices]}),
+        document=lambda: document("hardware", config, {"devices": [device_document(device) for device in devices]}),
         text=lambda: "\n".join(map(device_text, devices)) if names else devices_text(devices),
     )

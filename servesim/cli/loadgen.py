@@ -31,7 +31,7 @@ from servesim.plan.search import Probe, ProbeOutcome, Search
 from servesim.plan.sweep import Point, grid, knee
 from servesim.report.documents import document, summary_document, sweep_document
 from servesim.report.loadgen import FoundLoad, load_json, load_text, repeats_of, spread_text, target_text
-from servesim.report.sweep import scan_json, scan_text, sweep_text
+from servesim.report.sweep import scan_text, sweep_text
 from servesim.report.terminal import plot_rows, plot_run
 from servesim.report.text import summary_text
 from servesim.runs.as_json import as_json
@@ -375,7 +375,7 @@ def _rows(work: Work, call: Call) -> Result:
         document = sweep_document({**runs[0].config, **plan.axes}, rows, summaries, knee=at, command="loadgen")
         document["partial"] = len(summaries) < len(plan.points) or document["partial"]
         if scan is not None:
-            document["scan"] = scan_json(scan)
+            document["scan"] = as_json(scan)
         return document
 
     def text() -> str:

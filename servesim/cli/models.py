@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from servesim.catalog.model import Model
@@ -13,7 +14,7 @@ from servesim.cli.runner import Call, Result
 from servesim.config.option import Group, Option, options_of
 from servesim.config.server import ServerSpec
 from servesim.errors import InputError
-from servesim.report.catalog import format_dict, formats_text, model_dict, model_text, models_text
+from servesim.report.catalog import formats_text, model_dict, model_text, models_text
 from servesim.report.documents import document
 
 EXAMPLES = (
@@ -59,7 +60,7 @@ def run(call: Call) -> Result:
             raise InputError("--formats lists the formats of weights; leave it out to describe a model")
         formats = WEIGHT_FORMATS.values()
         return Result(
-            document=lambda: document("models", config, {"formats": [format_dict(each) for each in formats]}),
+            document=lambda: document("models", config, {"formats": [asdict(each) for each in formats]}),
             text=lambda: formats_text(formats),
         )
     models = [_as_served(load_model(name), values) for name in names or MODELS]

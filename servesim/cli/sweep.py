@@ -37,8 +37,9 @@ from servesim.plan.sweep import (
 )
 from servesim.report.documents import sweep_document
 from servesim.report.input import LINK_AXIS, LOAD_AXES
-from servesim.report.sweep import pays_text, scan_json, scan_text, sweep_text
+from servesim.report.sweep import pays_text, scan_text, sweep_text
 from servesim.report.terminal import plot_rows
+from servesim.runs.as_json import as_json
 from servesim.summary.slo import parse_slos
 from servesim.summary.summary import Summary
 
@@ -284,7 +285,7 @@ class Rows:
         document = sweep_document(self.config, rows, self.summaries, knee=self.knee)
         document["partial"] = self.partial
         if (scan := self.scan) is not None:
-            document["scan"] = scan_json(scan)
+            document["scan"] = as_json(scan)
         if self.sizes:
             document["stops_paying"] = self.stops_paying
         if self.crossings:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from textwrap import wrap
 from typing import Any
 
-from servesim.catalog.hardware import Hardware, device_document
+from servesim.catalog.hardware import Hardware
 from servesim.catalog.model import Attention, Model
 from servesim.catalog.weights import WeightFormat
 from servesim.units import format_bytes, format_gb, format_number, format_si
@@ -122,20 +122,10 @@ def _power_text(device: Hardware) -> str:
     return f"{device.peak_w:g} W at full load, {idle} at rest ({device.power_source})"
 
 
-def device_dict(device: Hardware) -> dict[str, Any]:
-    """Return one device as a file of it has it: written to one, `--hardware` reads it back."""
-    return device_document(device)
-
-
 def formats_text(formats: Iterable[WeightFormat]) -> str:
     """Return one row for each way to write weights."""
     rows = [(form.name, f"{form.bits:.4g}", form.covers, form.compute, form.source) for form in formats]
     return _table(("format", "bits", "covers", "computes in", "source"), rows, left=(0, 2, 3, 4))
-
-
-def format_dict(form: WeightFormat) -> dict[str, Any]:
-    """Return one format under its fields' names."""
-    return asdict(form)
 
 
 def _parts(model: Model) -> dict[str, int]:

@@ -8,7 +8,6 @@ simulator or a server was scanned.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from servesim.client.scan import AXES, Line, Scan, ScanRow
@@ -181,11 +180,6 @@ def scan_text(scan: Scan) -> str:
         if line is not None:
             lines.append(f"{label:<4} = {_line(line, name)}")
     return "\n".join(lines) + "\n"
-
-
-def scan_json(scan: Scan) -> dict[str, Any]:
-    """Return the scan as the value of a document's key `scan`."""
-    return asdict(scan)
 
 
 def _row(axis: str, row: ScanRow) -> list[str]:

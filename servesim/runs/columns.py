@@ -68,7 +68,7 @@ def _of_fleet(kind: str, typecode: str, absent: float, *names: str) -> tuple[Col
 
 
 REPLICA = _of_fleet("count", "i", 0, "replica")
-REPLICAS_APART = _of_fleet("count", "i", 0, "prefill_replica", "decode_replica")
+REPLICA_PAIR = _of_fleet("count", "i", 0, "prefill_replica", "decode_replica")
 STAGES = _of_fleet("seconds", "d", float("nan"), "prefill_end_s", "link_start_s", "transfer_end_s", "decode_start_s")
 TOKENS = (
     Column(name="slices", key="steps", kind="slices"),
@@ -80,7 +80,7 @@ LINE = (
     Column(name="", key="index", kind="count"),
     Column(name="ids", key="id", kind="text"),
     *(*RECORDS, *ASKED),
-    *(replace(each, optional=True) for each in (*RARE, ARRIVAL, *TRAITS, *REPLICA, *REPLICAS_APART, *STAGES, *TOKENS)),
+    *(replace(each, optional=True) for each in (*RARE, ARRIVAL, *TRAITS, *REPLICA, *REPLICA_PAIR, *STAGES, *TOKENS)),
 )
 """Every key of a request in the order in which it is written; what is optional may be left out."""
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast, get_args, get_type_hints
 from servesim.errors import InputError
 from servesim.inputs import InputFile
 from servesim.runs.as_json import is_optional
-from servesim.runs.columns import OUTCOMES, RARE, RECORDS, REPLICA, REPLICAS_APART, STAGES, TOKENS
+from servesim.runs.columns import OUTCOMES, RARE, RECORDS, REPLICA, REPLICA_PAIR, STAGES, TOKENS
 from servesim.runs.records import (
     NAN,
     RECORD_COLUMNS,
@@ -247,7 +247,7 @@ _READ = tuple((column.name, _take(column)) for column in RECORDS if column.kind 
 _RARE = tuple((column, _take(column)) for column in RARE)
 _TRAITS = tuple((column, _take(column)) for column in TRAITS)
 _SOMETIMES = frozenset(column.key for column in (*RARE, *TRAITS))
-_FLEET = {column.key: (column, _take(column)) for column in (*REPLICA, *REPLICAS_APART, *STAGES)}
+_FLEET = {column.key: (column, _take(column)) for column in (*REPLICA, *REPLICA_PAIR, *STAGES)}
 
 
 class Rows:
@@ -285,7 +285,7 @@ class Rows:
                     if column.key in line.fields:
                         self._keep(table, column, row, take(line))
         if "prefill_replica" in line.fields:
-            self._add_fleet(line, row, (*REPLICAS_APART, *STAGES))
+            self._add_fleet(line, row, (*REPLICA_PAIR, *STAGES))
         elif "replica" in line.fields:
             self._add_fleet(line, row, REPLICA)
 
@@ -467,7 +467,7 @@ def read_saved(path: str) -> SavedRun:
         gauges=gauges,
         setup=header.table("setup"),
         replicas=replicas,
-        replica_of=rows.of_fleet((*REPLICA, *REPLICAS_APART)),
+        replica_of=rows.of_fleet((*REPLICA, *REPLICA_PAIR)),
         stages=rows.of_fleet(STAGES),
         link=link,
     )
