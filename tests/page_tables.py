@@ -19,9 +19,9 @@ from servesim.workload.traces.trace import TRACE_FORMATS
 from tests.page_commands import PAGES
 
 DIFFERS = {
-    "--max-num-seqs": "llama.cpp's seats are slots with a cache of their own",
+    "--max-num-seqs": "llama.cpp's slots have a cache of their own",
     "--kv-tokens": "vLLM counts blocks: see `--kv-blocks`; llama.cpp divides it by its slots unless `--kv-unified`",
-    "--slots": "models llama.cpp: N seats, floor(T/N) tokens each; a prompt that is longer is a 400",
+    "--slots": "models llama.cpp: N slots, floor(T/N) tokens each; a prompt that is longer is a 400",
     "--max-num-batched-tokens": "SGLang: of prompts; its steps do not mix prompts and decoding unless told to; "
     "llama.cpp cuts once more at `--ubatch-size`",
     "--prefix-caching": "vLLM and SGLang share between requests; llama.cpp reuses the last prompt of the same slot",

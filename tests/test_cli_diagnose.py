@@ -102,7 +102,7 @@ class Diagnoses(unittest.TestCase):
         both = self.file("both", text + text.replace('engine="0"', 'engine="1"'))
         flags = ("--flags", "vllm serve tiny --max-num-seqs 128 --data-parallel-size 2")
         said = servesim("diagnose", both, *flags)
-        self.assertNotIn("of 128 seats", said.out.partition("turn first")[0])
+        self.assertNotIn("of 128 max_num_seqs slots", said.out.partition("turn first")[0])
         self.assertIn("the page tells of 2 engines", said.err)
         evidence = self.json(both, *flags)["evidence"]
         self.assertEqual((evidence["running_max"], evidence["waiting"]), (70, 56))
@@ -113,7 +113,7 @@ class Diagnoses(unittest.TestCase):
         servesim("simulate", "--hardware", "l4-24gb", *scaled, "--json", "--quiet", "-o", report)
         said = servesim("diagnose", report, "--try")
         self.assertIn("a fleet's figures are taken together", said.err)
-        self.assertNotIn("seats:", said.out)
+        self.assertNotIn("slots:", said.out)
 
     def test_the_incident_from_its_report_and_from_its_saved_run(self) -> None:
         report, saved = str(self.folder / "report.json"), str(self.folder / "run.jsonl")
@@ -167,7 +167,7 @@ class Diagnoses(unittest.TestCase):
         self.assertIsNone(self.json(str(report))["binds"])
         body = self.json(str(report), "--flags", "vllm serve x/y --max-num-seqs 16")
         self.assertEqual(body["binds"], "sequences")
-        self.assertEqual(body["findings"][0]["evidence"], "16 running of 16 seats, 40 waiting, KV use 20%")
+        self.assertEqual(body["findings"][0]["evidence"], "16 running of 16 max_num_seqs slots, 40 waiting, KV use 20%")
         self.assertIn(
             "will not help  --max-num-batched-tokens",
             servesim("diagnose", str(report), "--flags", "vllm serve x/y --max-num-seqs 16").out,

@@ -129,7 +129,7 @@ def _missing(state: ServerState) -> list[str]:
     if state.since_start:
         missing.append("a second page some seconds later: counters of one page are totals since the server's start")
     if state.max_num_seqs is None:
-        missing.append("the server's flags (--flags 'vllm serve ...'): how many seats and tokens per step there are")
+        missing.append("the server's flags (--flags 'vllm serve ...'): max_num_seqs and the tokens per step")
     if state.critical_tokens is None:
         missing.append("--hardware and --model: where arithmetic begins to decide, and what the cache should hold")
     return missing
@@ -187,8 +187,8 @@ def _room(state: ServerState) -> Iterator[Check]:
         return
     text = f"the cache holds {tokens:,} tokens / {each:,.0f} per request = {tokens / each:,.1f} requests at once"
     if state.max_num_seqs is not None:
-        first = "the cache" if tokens / each < state.max_num_seqs else "the seats"
-        text += f", there are {state.max_num_seqs:,} seats: {first} would run out first"
+        first = "the cache" if tokens / each < state.max_num_seqs else "the slots"
+        text += f", there are {state.max_num_seqs:,} max_num_seqs slots: {first} would run out first"
     yield Check(text, None)
 
 

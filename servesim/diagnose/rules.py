@@ -230,11 +230,11 @@ def sequences(s: ServerState) -> str | None:
         return None
     if s.max_num_seqs_reached:
         most = s.running_max if s.running_max is not None else s.mean_batch
-        return f"{most:,.0f} running of {s.max_num_seqs:,} seats{_waiting(s)}{_kv_room(s)}"
+        return f"{most:,.0f} running of {s.max_num_seqs:,} max_num_seqs slots{_waiting(s)}{_kv_room(s)}"
     if s.dialect == "llama.cpp":
         return f"llama.cpp defers requests for want of a slot only{_waiting(s)}"
     if s.max_num_seqs is None and s.running and s.kv_peak is not None and s.running == s.running_max:
-        return f"{s.running:,.0f} running, no more and no fewer{_waiting(s)}{_kv_room(s)}; seats by elimination"
+        return f"{s.running:,.0f} running, no more and no fewer{_waiting(s)}{_kv_room(s)}; slots by elimination"
     return None
 
 
@@ -247,7 +247,7 @@ def step_tokens(s: ServerState) -> str | None:
         return None
     return (
         f"{s.tokens_per_step:,.0f} tokens per step of {s.max_num_batched_tokens:,} allowed"
-        f"{_waiting(s)}, with seats and KV blocks left"
+        f"{_waiting(s)}, with max_num_seqs slots and KV blocks left"
     )
 
 
@@ -328,7 +328,7 @@ class Rule:
     source: str
 
 
-_SEATS_ARE_FREE = "seats are not what is short: the KV blocks run out first, so the same requests run"
+_SLOTS_ARE_FREE = "slots are not what is short: the KV blocks run out first, so the same requests run"
 _KV_IS_FREE = "KV blocks are not what is short"
 
 RULES: tuple[Rule, ...] = (
@@ -349,7 +349,7 @@ RULES: tuple[Rule, ...] = (
         when=preempts_uncached,
         remedy=PREFIX_CACHING,
         expect={"preemptions": DOWN, "kv_peak": DOWN, "ttft_p95": DOWN, "throughput": UP, "prefix_hit_rate": UP},
-        useless={"max_num_seqs": _SEATS_ARE_FREE},
+        useless={"max_num_seqs": _SLOTS_ARE_FREE},
         source="vllm/v1/core/sched/scheduler.py: out of blocks, the youngest is dropped and computed again",
     ),
     Rule(
@@ -359,7 +359,7 @@ RULES: tuple[Rule, ...] = (
         when=preempts,
         remedy=MORE_KV,
         expect={"preemptions": DOWN, "ttft_p95": DOWN, "throughput": UP},
-        useless={"max_num_seqs": _SEATS_ARE_FREE},
+        useless={"max_num_seqs": _SLOTS_ARE_FREE},
         source="the same; the cache is on and what is shared is shared",
     ),
     Rule(
@@ -369,7 +369,7 @@ RULES: tuple[Rule, ...] = (
         when=kv_queue_uncached,
         remedy=PREFIX_CACHING,
         expect={"ttft_p95": DOWN, "queue_p95": DOWN, "throughput": UP, "prefix_hit_rate": UP},
-        useless={"max_num_seqs": _SEATS_ARE_FREE},
+        useless={"max_num_seqs": _SLOTS_ARE_FREE},
         source="scheduler.py: the head of the queue is admitted only if its whole sequence fits",
     ),
     Rule(
@@ -379,7 +379,7 @@ RULES: tuple[Rule, ...] = (
         when=kv_queue_cached,
         remedy=MORE_KV,
         expect={"ttft_p95": DOWN, "queue_p95": DOWN, "throughput": UP},
-        useless={"max_num_seqs": _SEATS_ARE_FREE},
+        useless={"max_num_seqs": _SLOTS_ARE_FREE},
         source="the same; the cache is on and what is shared is shared",
     ),
     Rule(
@@ -404,7 +404,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="step-tokens",
-        symptom="a queue with seats and KV blocks left",
+        symptom="a queue with max_num_seqs slots and KV blocks left",
         budget=STEP_TOKENS,
         when=step_tokens,
         remedy=MORE_STEP_TOKENS,
@@ -429,7 +429,7 @@ RULES: tuple[Rule, ...] = (
         when=bandwidth,
         remedy=LESS_READING,
         expect={"tpot_p50": DOWN, "itl_p50": DOWN},
-        useless={"max_num_seqs": "nobody waits for a seat", "max_num_batched_tokens": "steps are not full"},
+        useless={"max_num_seqs": "nobody waits for a slot", "max_num_batched_tokens": "steps are not full"},
         source="the roofline: a decode step reads every weight, however few sequences share it",
     ),
     Rule(
@@ -459,7 +459,7 @@ RULES: tuple[Rule, ...] = (
         when=client_limits,
         remedy=MORE_LOAD,
         expect={"throughput": UP, "mean_batch": UP},
-        useless={"max_num_seqs": "seats are empty as it is", "kv_tokens": _KV_IS_FREE},
+        useless={"max_num_seqs": "slots are empty as it is", "kv_tokens": _KV_IS_FREE},
         source="Little's law: throughput is what is in flight over the time it takes",
     ),
 )
