@@ -8,11 +8,14 @@
 
 A test is marked `in_full` if it takes seconds of CPU and another test of the same room would find most of what it
 finds; `once` if no version of the interpreter could change its answer. `SERVESIM_SEEDS=5000` digs deeper in any.
+`SERVESIM_DATA` names the folder of the measurements of real servers, which are read where they are and never copied:
+without it the tests that need them are skipped and say so.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import unittest
 
 EXTENTS = {"": 3, "full": 1, "again": 10}
@@ -33,3 +36,15 @@ def seeds(count: int) -> range:
     """Return the seeds of a property test: `count` of them in full, fewer otherwise, as many as were asked for."""
     asked = os.environ.get("SERVESIM_SEEDS")
     return range(int(asked) if asked else max(1, count // EXTENTS[EXTENT]))
+
+
+DATA = os.environ.get("SERVESIM_DATA", "")
+
+
+def needs_data(case: type[unittest.TestCase]) -> type[unittest.TestCase]:
+    """Skip a test case, and say so, unless the measurements are at hand."""
+    if DATA:
+        return case
+    reason = "SERVESIM_DATA is not set: it names the folder of the measurements of real servers"
+    print(f"{case.__module__}.{case.__name__} is skipped: {reason}", file=sys.stderr)
+    return unittest.skip(reason)(case)

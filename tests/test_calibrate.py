@@ -26,7 +26,7 @@ from servesim.runs.records import Run
 from servesim.runs.writer import RunWriter, write_lines
 from servesim.summary.summary import summarize
 from tests.command import Said
-from tests.data import needs_data
+from tests.extent import needs_data
 from tests.runs import measured
 
 KNOWN = {"mfu": 0.61, "mbu": 0.83, "overhead_ms": 3.1}

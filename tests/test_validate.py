@@ -17,8 +17,7 @@ from servesim.cli.runner import run_verb
 from servesim.errors import InputError
 from servesim.report.calibration import evidence_markdown, evidence_text
 from tests.command import Said
-from tests.data import FOLDER, needs_data
-from tests.extent import in_full
+from tests.extent import DATA, in_full, needs_data
 
 HEADER = (
     "group,engine,engine_version,model,hardware,precision,gemm_quant,moe_quant,tp,pp,attention_dp,moe_tp,moe_ep,"
@@ -243,13 +242,13 @@ class TheVerb(unittest.TestCase):
 @needs_data
 class WithData(unittest.TestCase):
     def test_two_real_runs_are_replayed_and_carried_to_the_other_card(self) -> None:
-        (found,) = validate(FOLDER, names=("vllm-runs",))
+        (found,) = validate(DATA, names=("vllm-runs",))
         for claim in found.claims:
             with self.subTest(claim=claim.what):
                 self.assertTrue(claim.met, claim.value)
 
     def test_the_silicon_table_has_266_groups_and_one_in_twenty_holds_its_bounds(self) -> None:
-        groups = read_groups(os.path.join(FOLDER, "silicon.csv"))
+        groups = read_groups(os.path.join(DATA, "silicon.csv"))
         self.assertEqual(len(groups), 266)
         few = [each for each in groups[::20] if each.output_tokens <= 1024]
         _, points, ttft, tpot = medians(fit_group(each) for each in few)
