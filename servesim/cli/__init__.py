@@ -1,1 +1,1 @@
-"""The command line, one module a verb: parses, calls, prints. Knows no arithmetic."""
+"""The command line: a parser and a runner that every verb shares, and a file a verb. Knows no arithmetic."""

@@ -71,8 +71,8 @@ def build_parser() -> Parser:
         ABOUT,
         EXAMPLES,
         (FIT, *(group for group in server if group.options), Group("output", (JSON, CONFIG, QUIET))),
+        usage="FILE... [options]",
     )
-    parser.usage = "servesim calibrate FILE... [options]"
     parser.add_argument("files", nargs="*", metavar="FILE", help="a saved run, a report, an engine's log or a table")
     return parser
 

@@ -63,8 +63,8 @@ def build_parser() -> Parser:
         "Exit 1: a --fail-if trips.",
         EXAMPLES,
         (GATE, RESULT),
+        usage="A B [options]",
     )
-    parser.usage = "servesim compare A B [options]"
     parser.add_argument("a", metavar="A", help="what it was: FILE, or FILE#ROW of a sweep")
     parser.add_argument("b", metavar="B", help="what it is, in the same forms")
     return parser

@@ -246,8 +246,8 @@ def build_parser() -> Parser:
         'For this bash alone: eval "$(servesim completion bash)".',
         EXAMPLES,
         (Group("output", (OUTPUT, QUIET)),),
+        usage="SHELL [options]",
     )
-    parser.usage = "servesim completion SHELL [options]"
     parser.add_argument("shell", nargs="?", metavar="SHELL", help=", ".join(SHELLS))
     return parser
 

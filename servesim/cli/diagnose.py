@@ -59,8 +59,8 @@ def build_parser() -> Parser:
         "earlier first), the JSON report of simulate, loadgen or sweep, or a saved run. Never exit 1 by its verdict.",
         EXAMPLES,
         (READ, DEVICE, LIMITS, Group("output", (JSON, OUTPUT, QUIET))),
+        usage="FILE... [options]",
     )
-    parser.usage = "servesim diagnose FILE... [options]"
     parser.add_argument("files", nargs="*", metavar="FILE", help="what to read; - is standard input")
     return parser
 

@@ -25,8 +25,8 @@ def build_parser() -> Parser:
         "JSON file, which calibrate writes.",
         EXAMPLES,
         (Group("output", (JSON, OUTPUT, QUIET)),),
+        usage="[NAME...] [options]",
     )
-    parser.usage = "servesim hardware [NAME...] [options]"
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help="a device, as --hardware takes it; all presets without one"
     )

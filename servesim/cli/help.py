@@ -19,8 +19,8 @@ def build_parser() -> Parser:
         "The guides: one of them as Markdown, or what each is about. A verb that has no guide prints its --help.",
         EXAMPLES,
         (),
+        usage="[TOPIC|VERB]",
     )
-    parser.usage = "servesim help [TOPIC|VERB]"
     parser.add_argument("topic", nargs="?", metavar="TOPIC", help="a guide or a verb; all guides in a row each without")
     return parser
 

@@ -43,6 +43,49 @@ from servesim.workload.requests import Requests
 CHARACTERS_A_TOKEN = 4  # a guess at a given text's length, until the server's usage tells
 
 
+EXAMPLES = (
+    "servesim loadgen --url http://127.0.0.1:8080 --concurrency 4 --requests 16 --max-tokens 64 --ignore-eos",
+    "servesim loadgen --url http://127.0.0.1:8000/v1 --rate 2 --duration 60s --slo ttft_p95=500ms --save run.jsonl",
+    "servesim loadgen --url http://127.0.0.1:8000 --concurrency 1,4,16,64 --requests 100",
+    "servesim loadgen --url http://127.0.0.1:8080 --max-tokens 10,50,100,200,250 --prompt-tokens 19 --ignore-eos",
+    "servesim loadgen --url http://127.0.0.1:8000 --find concurrency --slo ttft_p95=1s,tpot_p95=50ms --requests 100",
+    "servesim loadgen --url https://host/v1 --api-key-env API_KEY --trace trace.jsonl --speed 2",
+)
+
+
+REQUESTS_A_PROBE = 50  # of a search, at least: a p95 wants some
+REQUESTS_A_UNIT = {"concurrency": 5, "rate": 20}  # and so many per request in flight, or per request a second
+
+
+LIVE = Option(
+    "--live",
+    "live",
+    "show the client's and the server's figures on a page at this port while it runs; 0: any",
+    count(minimum=0, maximum=65535),
+    "PORT",
+)
+
+
+def build_parser() -> Parser:
+    own = {group.title: group for group in groups_of(LoadSpec, swept=False)}
+    load = {group.title: group for group in groups_of(WorkloadSpec)}
+    return Parser(
+        "loadgen",
+        "Measure a server. A comma list on an option of the workload makes a row of each value, two lists a grid.\n"
+        "Exit 1: out of reach, a request failed, an --slo is not met, --strict and the client saturated, interrupted.",
+        EXAMPLES,
+        (
+            own[SERVER].changed("api", check=one_of("api", API_FLAVOURS)),
+            own[REQUEST],
+            load[WORKLOAD].without("priorities"),  # no API has a field for them
+            load[TRACE],
+            own[MEASUREMENT],
+            Group("output", (SLO, JSON, OUTPUT, SAVE, PLOT, LIVE, CONFIG, QUIET)),
+        ),
+        lists=True,
+    )
+
+
 @dataclass(slots=True, kw_only=True)
 class Plan:
     """What is to be measured: points of a grid (one, if nothing is swept) or a search, and how often each."""
@@ -259,49 +302,6 @@ def _waiting(console: Console) -> Callable[[str], None]:
             console.note(f"waiting: {why}")
 
     return waiting
-
-
-EXAMPLES = (
-    "servesim loadgen --url http://127.0.0.1:8080 --concurrency 4 --requests 16 --max-tokens 64 --ignore-eos",
-    "servesim loadgen --url http://127.0.0.1:8000/v1 --rate 2 --duration 60s --slo ttft_p95=500ms --save run.jsonl",
-    "servesim loadgen --url http://127.0.0.1:8000 --concurrency 1,4,16,64 --requests 100",
-    "servesim loadgen --url http://127.0.0.1:8080 --max-tokens 10,50,100,200,250 --prompt-tokens 19 --ignore-eos",
-    "servesim loadgen --url http://127.0.0.1:8000 --find concurrency --slo ttft_p95=1s,tpot_p95=50ms --requests 100",
-    "servesim loadgen --url https://host/v1 --api-key-env API_KEY --trace trace.jsonl --speed 2",
-)
-
-
-REQUESTS_A_PROBE = 50  # of a search, at least: a p95 wants some
-REQUESTS_A_UNIT = {"concurrency": 5, "rate": 20}  # and so many per request in flight, or per request a second
-
-
-LIVE = Option(
-    "--live",
-    "live",
-    "show the client's and the server's figures on a page at this port while it runs; 0: any",
-    count(minimum=0, maximum=65535),
-    "PORT",
-)
-
-
-def build_parser() -> Parser:
-    own = {group.title: group for group in groups_of(LoadSpec, swept=False)}
-    load = {group.title: group for group in groups_of(WorkloadSpec)}
-    return Parser(
-        "loadgen",
-        "Measure a server. A comma list on an option of the workload makes a row of each value, two lists a grid.\n"
-        "Exit 1: out of reach, a request failed, an --slo is not met, --strict and the client saturated, interrupted.",
-        EXAMPLES,
-        (
-            own[SERVER].changed("api", check=one_of("api", API_FLAVOURS)),
-            own[REQUEST],
-            load[WORKLOAD].without("priorities"),  # no API has a field for them
-            load[TRACE],
-            own[MEASUREMENT],
-            Group("output", (SLO, JSON, OUTPUT, SAVE, PLOT, LIVE, CONFIG, QUIET)),
-        ),
-        lists=True,
-    )
 
 
 def run(call: Call) -> Result:

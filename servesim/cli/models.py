@@ -43,8 +43,8 @@ def build_parser() -> Parser:
         "a config.json, its folder, or a .gguf file.",
         EXAMPLES,
         (CHOICE, Group("output", (JSON, OUTPUT, QUIET))),
+        usage="[NAME...] [options]",
     )
-    parser.usage = "servesim models [NAME...] [options]"
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help="a model, as --model takes it; all presets without one"
     )

@@ -62,11 +62,18 @@ class Parser(argparse.ArgumentParser):
     """The parser of one verb: `read` returns only what was given, by key."""
 
     def __init__(
-        self, verb: str, summary: str, examples: Iterable[str], groups: Iterable[Group], *, lists: bool = False
+        self,
+        verb: str,
+        summary: str,
+        examples: Iterable[str],
+        groups: Iterable[Group],
+        *,
+        usage: str = "[options]",
+        lists: bool = False,
     ) -> None:
         super().__init__(
             prog=f"servesim {verb}",
-            usage=f"servesim {verb} [options]",
+            usage=f"servesim {verb} {usage}",
             description=_wrapped(summary),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             argument_default=argparse.SUPPRESS,

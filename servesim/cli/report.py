@@ -71,8 +71,8 @@ def build_parser() -> Parser:
         f"{formats}",
         EXAMPLES,
         (SHOWN, Group("output", (JSON, OUTPUT, QUIET))),
+        usage="RUN... [options]",
     )
-    parser.usage = "servesim report RUN... [options]"
     parser.add_argument("files", nargs="*", metavar="RUN", help="saved runs and JSON documents")
     return parser
 

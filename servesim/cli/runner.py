@@ -20,11 +20,11 @@ from servesim.catalog.models import load_model
 from servesim.cli.options import DEVICE
 from servesim.cli.parser import Parser
 from servesim.config.build import build_server
-from servesim.config.document import read_config
 from servesim.config.option import Option, checks_of, spec_of
 from servesim.config.server import DERIVED, ServerSpec
 from servesim.console import Console, OutputFile
 from servesim.errors import InputError, RunError, ServesimError
+from servesim.inputs import recognise
 from servesim.units import shown, suggest
 
 
@@ -186,6 +186,20 @@ def gather(parser: Parser, flags: dict[str, Any]) -> dict[str, Any]:
         values = _without_defaults(values)
     dropped = {key for flag in flags for key in _REPLACES.get(flag, ())}
     return {key: value for key, value in values.items() if key not in dropped} | flags
+
+
+def read_config(path: str) -> tuple[dict[str, Any], bool]:
+    """Return the `config` of the document at `path`, and whether servesim wrote it.
+
+    A document is JSON, or a saved run, whose first line has the configuration. An object without a schema is taken for
+    a configuration written by hand. Raises `InputError` with the file's name.
+    """
+    document = recognise(path).json_object()
+    written = "schema" in document
+    config = document.get("config") if written or "config" in document else document
+    if not isinstance(config, dict):
+        raise InputError(f"{path}: has no config; give a document that servesim wrote, or an object of options")
+    return config, written
 
 
 def _checked(option: Option, value: Any, name: str, *, lists: bool) -> Any:

@@ -23,8 +23,8 @@ def build_parser() -> Parser:
         "A document names its own in its key `schema`: servesim.NAME/NUMBER.",
         EXAMPLES,
         (Group("output", (JSON, OUTPUT, QUIET)),),
+        usage="[NAME] [options]",
     )
-    parser.usage = "servesim schema [NAME] [options]"
     parser.add_argument("name", nargs="?", metavar="NAME", help="a schema; all of them in a row each without one")
     return parser
 

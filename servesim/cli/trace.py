@@ -91,8 +91,8 @@ def build_parser() -> Parser:
         f"Traces of every known format, recognised by content. Exit 1: the file cannot be written.\n\n{actions}",
         EXAMPLES,
         (READING, CUTTING, PACING, CURVE, Group("output", (JSON, OUTPUT, QUIET))),
+        usage=f"{'|'.join(ACTIONS)} FILE [options]",
     )
-    parser.usage = f"servesim trace {'|'.join(ACTIONS)} FILE [options]"
     parser.add_argument("action", nargs="?", help=" or ".join(ACTIONS))
     parser.add_argument(
         "file",

@@ -62,8 +62,8 @@ def build_parser() -> Parser:
         "Exit 1: nobody is there, no page that is known, Ctrl-C.",
         EXAMPLES,
         (WATCH, Group("output", (QUIET,))),
+        usage="URL [options]",
     )
-    parser.usage = "servesim watch URL [options]"
     parser.add_argument("url", nargs="?", metavar="URL", help="the server's base URL")
     return parser
 

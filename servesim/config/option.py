@@ -199,7 +199,7 @@ def options_of(spec: Any, *keys: str) -> tuple[Option, ...]:
             if declared.value is False:
                 flag = f"--no-{flag[2:]}"
             found.append(replace(declared, key=each.name, flag=flag, group=group))
-    for option in [option for option in found if option.after]:
+    for option in reversed([option for option in found if option.after]):
         found.remove(option)
         place = max(index for index, other in enumerate(found) if other.key == option.after)
         found.insert(place + 1, replace(option, group=found[place].group))
