@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 from servesim import simulate
 from servesim.report import explain
-from servesim.report.charts import FIGURES, curve, draw, gaps_of, sample_of
+from servesim.report.charts import FIGURES, curve, draw, gaps_of, itl_over_time, sample_of
 from servesim.report.figure import (
     Figure,
     Panel,
@@ -282,6 +282,15 @@ class Pictures(unittest.TestCase):
         longest = max(gap for _, gap in gaps.plain)
         self.assertLess(longest, min(gap for _, gap in gaps.preempted))
         self.assertLess(longest, sum(gap for _, gap in gaps.prefill) / len(gaps.prefill))
+
+    def test_a_time_of_many_preemptions_is_one_upright(self) -> None:
+        run = streams(1, 6)
+        for sample in run.gauges[2:]:
+            sample.preemptions += 1000
+        figure = itl_over_time(ReportInput("t", [named(run)]))
+        assert figure is not None
+        (panel,) = figure.panels
+        self.assertEqual(len(panel.notes), len(set(panel.notes)))
 
     def test_a_lane_is_one_unbroken_time_from_its_send_to_its_last_token(self) -> None:
         run = burst()

@@ -209,7 +209,7 @@ def itl_over_time(report: ReportInput) -> Figure | None:
             panel.mark(stems_path(stems), "stem preempted")
         panel.mark(dots_path(stems), "square preempted")
         if named.run.steps is None:
-            for at in preemption_times(named.run) or ():
+            for at in dict.fromkeys(preemption_times(named.run) or ()):
                 panel.upright(at, "", "limit")
         for slo in limits:
             panel.level(slo.limit_s, str(slo))
