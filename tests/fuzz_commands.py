@@ -31,6 +31,7 @@ FILES = ("burst.jsonl", "run.jsonl", "other.jsonl", "sweep.json", "scan.json", "
 ODD_FILES = ("missing", ".", "empty", "binary", "/dev/null", "config.json", "spoilt.json", "spoilt.jsonl", "-")
 POSSIBLE_TEXTS = tuple(text.replace("\0", "").replace("\ud800", "\udcff") for text in TEXTS)  # as words of a command
 ODD_WORDS = ("--json", "--", "-x", "--requests=", "--=")
+HELP = {"-h", "--help", "--help-all"}
 SMALL = ("--requests", "4", "--prompt-tokens", "20", "--output-tokens", "4", "--quiet")
 GOOD: dict[str, tuple[str, ...]] = {
     "capacity": ("--hardware l4-24gb", "--model llama-3.1-70b --tensor-parallel-size 4 --context 8k"),
@@ -55,6 +56,7 @@ GOOD: dict[str, tuple[str, ...]] = {
     "watch": ("http://127.0.0.1:9 --samples 1",),
     "completion": ("bash", "zsh", "fish"),
     "schema": ("", "summary"),
+    "help": ("", "verbs", "metrics.md"),
 }
 LAST: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("simulate", "sweep"), SMALL),
@@ -175,14 +177,16 @@ def run_command(data: bytes) -> None:
         said = servesim(*argv)
     if said.code not in (0, 1, 2):
         raise FaultError(f"exit code {said.code}")
-    if said.code == 2 and (said.out or said.err.count("\n") != 1 or not said.err.startswith("error: ")):
+    if not argv and (said.code != 2 or said.err or not said.out.startswith("examples:")):
+        raise FaultError("a bare `servesim` does not show its help")
+    if said.code == 2 and argv and (said.out or said.err.count("\n") != 1 or not said.err.startswith("error: ")):
         raise FaultError(f"bad input is told by {said.out[:60]!r} and {said.err[:200]!r}")
     if "Traceback" in said.err:
         raise FaultError("a traceback")
     for text in (said.err, said.out if verb not in ("report", "trace") else ""):
         if any(not character.isprintable() and character not in "\n\t" for character in text):
             raise FaultError("a character that steers a terminal")
-    if said.code == 0 and "--json" in argv and "--help" not in argv and "-h" not in argv and said.out:
+    if said.code == 0 and "--json" in argv and not HELP.intersection(argv) and said.out:
         json.loads(said.out, parse_constant=_no_number)
 
 
