@@ -27,6 +27,7 @@ from servesim.calibrate.parameters import (
 from servesim.calibrate.solver import Parameter, Solution, least_squares
 from servesim.catalog.hardware import HARDWARE, Hardware, device_document
 from servesim.errors import InputError
+from servesim.report.calibration import Fit, FittedParameter, FittedPoint
 from servesim.units import suggest
 
 FINE = 0.10  # a fit whose points are further off than this, on average, is warned of
@@ -72,49 +73,46 @@ class Calibration:
     def worst_error(self) -> float:
         return max(abs(point.error) for point in self.points)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fit as JSON, with times in milliseconds; a parameter that is not identified has no error."""
+    def reported(self) -> Fit:
+        """Return the fit as its document has it, times in milliseconds; what is not identified has no error."""
         solution = self.solution
-        rows = []
-        for parameter in solution.parameters:
-            name = parameter.name
-            error = solution.errors[name]
-            relative = parameter.log
-            rows.append(
-                {
-                    "name": name,
-                    "value": solution.values[name],
-                    "start": parameter.start,
-                    "relative_error": error if relative and math.isfinite(error) else None,
-                    "absolute_error": error * parameter.scale if not relative and math.isfinite(error) else None,
-                    "sensitivity": self._sensitivity(parameter),
-                    "told": None if parameter.prior is None else solution.told[name],
-                }
-            )
-        points = [
-            {
-                "label": point.label,
-                "figure": point.figure,
-                "measured_ms": point.measured_s * 1e3,
-                "predicted_ms": point.predicted_s * 1e3,
-                "error": point.error,
-            }
-            for point in self.points
-        ]
-        return {
-            "cost_model": self.cost_model,
-            "start": self.start,
-            "evaluations": solution.evaluations,
-            "converged": solution.converged,
-            "parameters": rows,
-            "points": points,
-            "mean_error": self.mean_error,
-            "worst_error": self.worst_error,
-            "notes": list(self.notes),
-            "hints": list(self.hints),
-            "warnings": list(self.warnings),
-            "preset": self.preset(),
-        }
+        return Fit(
+            cost_model=self.cost_model,
+            start=self.start,
+            evaluations=solution.evaluations,
+            converged=solution.converged,
+            parameters=[self._parameter(each) for each in solution.parameters],
+            points=[
+                FittedPoint(
+                    label=point.label,
+                    figure=point.figure,
+                    measured_ms=point.measured_s * 1e3,
+                    predicted_ms=point.predicted_s * 1e3,
+                    error=point.error,
+                )
+                for point in self.points
+            ],
+            mean_error=self.mean_error,
+            worst_error=self.worst_error,
+            notes=list(self.notes),
+            hints=list(self.hints),
+            warnings=list(self.warnings),
+            preset=self.preset(),
+        )
+
+    def _parameter(self, parameter: Parameter) -> FittedParameter:
+        solution, name = self.solution, parameter.name
+        error = solution.errors[name]
+        known = math.isfinite(error)
+        return FittedParameter(
+            name=name,
+            value=solution.values[name],
+            start=parameter.start,
+            relative_error=error if known and parameter.log else None,
+            absolute_error=error * parameter.scale if known and not parameter.log else None,
+            sensitivity=self._sensitivity(parameter),
+            told=None if parameter.prior is None else solution.told[name],
+        )
 
     def preset(self) -> dict[str, Any]:
         """Return the fitted device as the shortest file that `--hardware` reads: its base and what differs."""

@@ -20,6 +20,7 @@ from servesim.console import OutputFile
 from servesim.errors import InputError, RunError
 from servesim.report.calibration import calibration_text
 from servesim.report.documents import document, to_json
+from servesim.runs.as_json import as_json
 from servesim.units import parse_list
 
 EXAMPLES = (
@@ -92,11 +93,11 @@ def run(call: Call) -> Result:
         if kept is not None and fit.usable:
             kept.write(to_json(_device(fit, files)))
             kept.commit()
-    fitted = fit.as_dict()
+    fitted = fit.reported()
     config = {**options, "cost_model": cost_model, "fit": values.get("fit"), "files": files}
     unusable = RunError(f"the fit is unusable: its points are off by {fit.mean_error:.0%} on average")
     return Result(
-        document=lambda: document("calibrate", config, fitted),
+        document=lambda: document("calibrate", config, as_json(fitted)),
         text=lambda: calibration_text(fitted),
         in_text=fit.warnings,
         error=None if fit.usable else unusable,
@@ -106,7 +107,7 @@ def run(call: Call) -> Result:
 def _device(fit: Calibration, files: Sequence[str]) -> dict[str, Any]:
     """Return the file of the fitted device, with where its figures came from."""
     preset = fit.preset()
-    fitted = fit.as_dict()
+    fitted = as_json(fit.reported())
     provenance = {key: fitted[key] for key in ("cost_model", "parameters", "points", "mean_error", "hints", "warnings")}
     whole = device_document(fit.hardware, base=preset.get("base"), provenance={"files": list(files), **provenance})
     return {**whole, "name": preset["name"]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from servesim.report.calibration import Fit
 from servesim.report.capacity import Capacity
 from servesim.report.diagnosis import Diagnosis, TriedFix
 from servesim.report.schemas.vocabulary import Many, Maybe, Part, fields_of
@@ -168,36 +169,9 @@ PLAN = {
     "runs": "integer: simulations that it took",
 }
 
-FITTED = {
-    "cost_model": "text",
-    "parameters": [
-        {
-            "name": "text",
-            "value": "number",
-            "start": "number",
-            "relative_error": "number|null",
-            "absolute_error": "number|null",
-            "sensitivity": "number|null",
-            "told": "text|null",
-        }
-    ],
-    "points": [
-        {"label": "text", "figure": "text", "measured_ms": "number", "predicted_ms": "number", "error": "number"}
-    ],
-    "mean_error": "number: fraction",
-    "hints": ["text: what the runs do not tell, and which would"],
-    "warnings": ["text"],
-}
-
-CALIBRATE = {
-    **FITTED,
-    "start": "text",
-    "evaluations": "integer",
-    "converged": "flag",
-    "worst_error": "number: fraction",
-    "notes": ["text"],
-    "preset": "object: the fitted device, as a file of --hardware",
-}
+CALIBRATE = fields_of(Fit)
+FITTED = {name: CALIBRATE[name] for name in ("cost_model", "parameters", "points", "mean_error", "hints", "warnings")}
+"""What a file of a fitted device says of its fit."""
 
 VALIDATE = {
     "evidence": [
