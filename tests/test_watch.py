@@ -21,7 +21,7 @@ from servesim.errors import RunError
 from servesim.live.loadgen import ClientSource, latencies
 from servesim.live.meter import LiveFigures, shown
 from servesim.live.terminal import COLUMNS, TerminalView, heading, line
-from servesim.live.watcher import Look, PageWatcher
+from servesim.live.watcher import LiveSample, PageWatcher
 from servesim.summary.latency import Completed
 from tests.command import ROOT, servesim
 from tests.serve_case import CAPTURES, PATIENCE_S, LiveServer
@@ -79,12 +79,12 @@ def captured(name: str) -> str:
     return (CAPTURES / name).read_text(encoding="utf-8")
 
 
-def looks(*pages: str | int) -> tuple[str, list[Look]]:
+def samples(*pages: str | int) -> tuple[str, list[LiveSample]]:
     """Return what a server with these pages is, and what is seen of all but the first."""
     with Pages(*pages) as server:
         watcher = PageWatcher(parse_target(server.url))
         try:
-            return watcher.begin(), [watcher.look() for _ in pages[1:]]
+            return watcher.begin(), [watcher.sample() for _ in pages[1:]]
         finally:
             watcher.close()
 
@@ -92,10 +92,10 @@ def looks(*pages: str | int) -> tuple[str, list[Look]]:
 class WhatIsRead(unittest.TestCase):
     def test_vllm(self) -> None:
         before, after = captured("vllm-metrics-before.txt"), captured("vllm-metrics-after-load.txt")
-        what, (look,) = looks(before, after)
+        what, (sample,) = samples(before, after)
         window = server_window(before, after)
         self.assertTrue(what.startswith("vllm"), what)
-        figures = look.figures
+        figures = sample.figures
         self.assertGreater(figures.output_tokens_per_s or 0, 0)
         self.assertEqual(figures.ttft_mean_s, window["ttft"]["mean"])
         self.assertEqual(figures.ttft_p95_s, window["ttft"]["p95"]["le"])
@@ -104,25 +104,25 @@ class WhatIsRead(unittest.TestCase):
         self.assertIsNotNone(figures.kv_usage)
 
     def test_llama_cpp_tells_the_mean_of_a_token_and_no_first_one(self) -> None:
-        what, (look,) = looks(captured("llamacpp-metrics-before.txt"), captured("llamacpp-metrics-after.txt"))
+        what, (sample,) = samples(captured("llamacpp-metrics-before.txt"), captured("llamacpp-metrics-after.txt"))
         self.assertTrue(what.startswith("llama.cpp"), what)
-        self.assertAlmostEqual(look.figures.tpot_mean_s or 0, (1.47349 - 0.047228) / (123 - 6))
-        self.assertIsNone(look.figures.ttft_mean_s)
-        self.assertIsNone(look.figures.completed_per_s)
-        self.assertEqual(look.figures.waiting, 0)
+        self.assertAlmostEqual(sample.figures.tpot_mean_s or 0, (1.47349 - 0.047228) / (123 - 6))
+        self.assertIsNone(sample.figures.ttft_mean_s)
+        self.assertIsNone(sample.figures.completed_per_s)
+        self.assertEqual(sample.figures.waiting, 0)
 
     def test_sglang(self) -> None:
         pages = [
             SGLANG.format(prompt=p, output=o, count=c, sum=s) for p, o, c, s in ((10, 5, 1, 0.5), (90, 45, 3, 0.7))
         ]
-        what, (look,) = looks(*pages)
+        what, (sample,) = samples(*pages)
         self.assertTrue(what.startswith("sglang"), what)
-        self.assertAlmostEqual(look.figures.ttft_mean_s or 0, 0.1)
-        self.assertEqual((look.figures.running, look.figures.waiting, look.figures.kv_usage), (7, 3, 0.42))
+        self.assertAlmostEqual(sample.figures.ttft_mean_s or 0, 0.1)
+        self.assertEqual((sample.figures.running, sample.figures.waiting, sample.figures.kv_usage), (7, 3, 0.42))
 
     def test_a_page_that_is_gone_for_a_while_is_a_gap_and_a_restart_begins_at_0(self) -> None:
         pages = [SGLANG.format(prompt=0, output=output, count=1, sum=0.1) for output in (100, 300, 50)]
-        _, (first, gone, again) = looks(pages[0], pages[1], 503, pages[2])
+        _, (first, gone, again) = samples(pages[0], pages[1], 503, pages[2])
         self.assertGreater(first.figures.output_tokens_per_s or 0, 0)
         self.assertEqual((gone.error, gone.figures), ("/metrics answers HTTP 503", LiveFigures()))
         self.assertIsNone(again.error)
@@ -136,7 +136,7 @@ class WhatIsRead(unittest.TestCase):
             (("",), "no known server"),
         ):
             with self.subTest(pages=pages), self.assertRaisesRegex(RunError, words):
-                looks(*pages)
+                samples(*pages)
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))
             said = servesim("watch", f"http://127.0.0.1:{unused.getsockname()[1]}")
@@ -161,18 +161,18 @@ class AsText(unittest.TestCase):
     def test_a_block_is_drawn_again_in_place_within_the_terminals_width(self) -> None:
         screen = TerminalView("vllm at http://127.0.0.1:8000")
         figures = LiveFigures(output_tokens_per_s=1234.5, ttft_mean_s=0.25, ttft_p95_s=0.5, running=3.0, waiting=0.0)
-        first = screen.redraw(Look(0.0, figures), 80)
+        first = screen.redraw(LiveSample(0.0, figures), 80)
         self.assertNotIn("\x1b", first)
         self.assertIn("output 1,234 tok/s", first)
         self.assertNotIn("KV cache", first)
-        second = screen.redraw(Look(1.0, LiveFigures(), "refused"), 80)
+        second = screen.redraw(LiveSample(1.0, LiveFigures(), "refused"), 80)
         self.assertTrue(second.startswith(f"\x1b[{first.count(chr(10))}A\x1b[J"))
         self.assertIn("no answer: refused", second)
         for columns in (40, 80, 200):
-            self.assertLess(max(map(len, screen.block(Look(2.0, figures), columns).splitlines())), columns)
+            self.assertLess(max(map(len, screen.block(LiveSample(2.0, figures), columns).splitlines())), columns)
 
     def test_a_look_that_failed_says_why(self) -> None:
-        self.assertIn("no answer: it is gone", line(Look(0.0, error="it is gone")))
+        self.assertIn("no answer: it is gone", line(LiveSample(0.0, error="it is gone")))
 
     def test_every_column_is_a_figure(self) -> None:
         for name in COLUMNS:

@@ -19,7 +19,7 @@ from servesim.errors import InputError
 from servesim.interrupts import Interrupts
 from servesim.live.page import LiveSite
 from servesim.live.terminal import TerminalView, heading, line
-from servesim.live.watcher import Look, PageWatcher, WatchThread
+from servesim.live.watcher import LiveSample, PageWatcher, WatchThread
 
 EXAMPLES = (
     "servesim watch http://127.0.0.1:8000",
@@ -86,7 +86,7 @@ def run(call: Call) -> int:
 
 
 def _text(call: Call, watcher: PageWatcher, title: str, stopped: Callable[[], bool]) -> int:
-    """Look again and again and print what is seen."""
+    """Print one sample after another until the end."""
     out = sys.stdout
     drawn = is_terminal(out)
     screen = TerminalView(title, ascii_only=call.ascii_only)
@@ -101,9 +101,9 @@ def _text(call: Call, watcher: PageWatcher, title: str, stopped: Callable[[], bo
             time.sleep(min(wait_s, POLL_S))
         if stopped():
             return 1
-        look = watcher.look()
-        look = Look(look.at_s, look.figures, look.error and one_line(look.error))
-        out.write(screen.redraw(look, shutil.get_terminal_size((100, 24)).columns) if drawn else line(look))
+        sample = watcher.sample()
+        sample = LiveSample(sample.at_s, sample.figures, sample.error and one_line(sample.error))
+        out.write(screen.redraw(sample, shutil.get_terminal_size((100, 24)).columns) if drawn else line(sample))
         out.flush()
         due_s = max(due_s + interval_s, time.monotonic())
         left = None if left is None else left - 1
@@ -118,13 +118,13 @@ def _page(call: Call, watcher: PageWatcher, what: str, stopped: Callable[[], boo
     site = LiveSite(host, values["page"], kind="watch", title=url, about=name, sources=["server"])
     left = values.get("samples")
 
-    def heard(look: Look) -> None:
+    def on_sample(sample: LiveSample) -> None:
         nonlocal left
-        site.notice(f"no answer: {look.error}" if look.error else "")
-        site.show(look.at_s, {"server": look.figures})
+        site.notice(f"no answer: {sample.error}" if sample.error else "")
+        site.show(sample.at_s, {"server": sample.figures})
         left = None if left is None else left - 1
 
-    thread = WatchThread(watcher, heard, values.get("interval_s", INTERVAL_S))
+    thread = WatchThread(watcher, on_sample, values.get("interval_s", INTERVAL_S))
     thread.start()
     print(f"watching {what}; the page is at {site.url}", flush=True)
     site.run(lambda: stopped() or (left is not None and left <= 0))

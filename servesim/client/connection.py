@@ -187,7 +187,7 @@ class Exchange:
         self.target = target
         self.body = body
         self.request = request  # head and body as they go out
-        self.sent_s = 0.0  # just before the first byte was handed to the kernel; 0: not yet
+        self.sent_s = 0.0  # just before the first byte was given to the kernel; 0: not yet
         self.uploaded_s = 0.0  # when the last byte was, if the kernel did not take it all at once
         self.events: list[Event] = []
         self.status = 0

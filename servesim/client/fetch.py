@@ -153,8 +153,9 @@ def wait_ready(
 ) -> float:
     """Poll `/health` and then `/v1/models` until both answer, or are not offered; return the seconds it took.
 
-    A refused connection and a 503 are "not yet" (llama.cpp answers 503 on every path while it loads). `waiting` hears
-    why, after every try. Raises RunError after `limit_s`, or at once when the server is there but refuses the key.
+    A refused connection and a 503 are "not yet" (llama.cpp answers 503 on every path while it loads). `waiting` is
+    called with the reason after every try. Raises RunError after `limit_s`, or at once when the server is there but
+    refuses the key.
     """
     start = clock()
     pause = FIRST_PAUSE_S

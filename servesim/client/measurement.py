@@ -123,8 +123,8 @@ class Measurer:
         else:
             check_reachable(self.target)
         self.flavour = flavour_of(load)
-        asked = load.model is None and self.flavour.needs_model
-        self.model = pick_model(self.target) if asked else load.model
+        discover = load.model is None and self.flavour.needs_model
+        self.model = pick_model(self.target) if discover else load.model
         self.salt = load.prompt_salt or secrets.token_hex(4)
         self.rate = TokenRate()
         self.setup: dict[str, Any] | None = None
@@ -267,9 +267,9 @@ class Measurer:
         if self._given is not None:
             lengths = [each.output_tokens for each in self._given]
             for index in range(len(requests)):
-                asked = lengths[index % len(lengths)]
-                if asked is not None:
-                    requests.output_tokens[index] = asked
+                length = lengths[index % len(lengths)]
+                if length is not None:
+                    requests.output_tokens[index] = length
         return requests
 
     def _prompts(self, requests: Requests) -> Prompts:

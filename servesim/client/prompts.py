@@ -1,4 +1,4 @@
-"""Prompts that land on an asked number of tokens, made without a tokenizer.
+"""Prompts that land on a requested number of tokens, made without a tokenizer.
 
 The text is made of common four-letter English words: one token each in the vocabularies that people serve, and of one
 length, so that a tokenizer of bytes or characters charges every word the same too. The token count of `n` words is then
@@ -124,7 +124,7 @@ class Prompts(Protocol):
 
 
 class SyntheticPrompts:
-    """Texts of the asked lengths, by `rate`, unique but for the segments that `requests.content` shares.
+    """Texts of the requested lengths, by `rate`, unique but for the segments that `requests.content` shares.
 
     `salt` sets the texts of one run apart from those of the run before it, which a server may still have cached.
     `first_serial` sets the requests of one phase (a warm-up, a repeat) apart from those of the others.
@@ -222,7 +222,7 @@ def _given_prompt(line: str, where: str) -> GivenPrompt:
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class PromptAccuracy:
-    """How close the prompts came to the asked length, in tokens as the server counted them."""
+    """How close the prompts came to the requested length, in tokens as the server counted them."""
 
     count: int
     within_tolerance: Annotated[float, "fraction"]  # within max(2 tokens, 1 %)
@@ -230,13 +230,13 @@ class PromptAccuracy:
     max_error_tokens: int
 
 
-def prompt_accuracy(asked: Sequence[int], counted: Sequence[int]) -> PromptAccuracy | None:
-    """Compare asked and counted prompt lengths; a count of 0 is unknown, and None means that nothing was counted.
+def prompt_accuracy(requested: Sequence[int], counted: Sequence[int]) -> PromptAccuracy | None:
+    """Compare requested and counted prompt lengths; a count of 0 is unknown, and None means that nothing was counted.
 
     >>> prompt_accuracy([1000, 100], [1010, 103]).within_tolerance
     0.5
     """
-    pairs = [(want, got) for want, got in zip(asked, counted, strict=True) if got > 0]
+    pairs = [(want, got) for want, got in zip(requested, counted, strict=True) if got > 0]
     if not pairs:
         return None
     errors = [abs(got - want) for want, got in pairs]

@@ -268,7 +268,7 @@ def file_record(run: Run, exchange: Exchange, answer: PartialAnswer, start_s: fl
         records.end_s[index] = exchange.end_s - start_s
     if records.visible is not None and answer.visible >= 0:
         records.visible[index] = records.first[index] + answer.visible
-    usage, asked = answer.usage, run.requests.output_tokens[index]
+    usage, requested = answer.usage, run.requests.output_tokens[index]
     estimated = usage.output_tokens is None
     output = len(answer.stamps) if usage.output_tokens is None else usage.output_tokens
     prompt = run.requests.prompt_tokens[index] if usage.prompt_tokens is None else usage.prompt_tokens
@@ -276,7 +276,7 @@ def file_record(run: Run, exchange: Exchange, answer: PartialAnswer, start_s: fl
     records.output_tokens[index] = output
     records.cached_tokens[index] = -1 if usage.cached_tokens is None else usage.cached_tokens
     if outcome == Outcome.COMPLETED:
-        if answer.finish_reason == "length" and output < asked:
+        if answer.finish_reason == "length" and output < requested:
             records.capped.add(index)
         elif answer.finish_reason not in ("stop", "length", None):
             records.reason[index] = answer.finish_reason

@@ -36,7 +36,7 @@ class _Turn:
 
 
 class Conversations:
-    """Prompts of requests that are turns of sessions; whoever drives them tells of every answer."""
+    """Prompts of requests that are turns of sessions; the caller passes on every answer."""
 
     def __init__(self, prompts: SyntheticPrompts) -> None:
         _, self._following = link_turns(prompts.requests)
@@ -60,8 +60,8 @@ class Conversations:
             text = str(self._prompts.prompt(index))
             self._sent[index] = _Turn([_said("user", text)], None)
             return text
-        asked = " ".join(self._prompts.own_words(index, words))
-        turn = self._sent[index] = _Turn([*messages, _said("user", asked)], tokens + words * rate.per_word)
+        own_text = " ".join(self._prompts.own_words(index, words))
+        turn = self._sent[index] = _Turn([*messages, _said("user", own_text)], tokens + words * rate.per_word)
         return [dict(message) for message in turn.messages]
 
     def answered(self, index: int, text: str, prompt_tokens: int | None, output_tokens: int) -> None:

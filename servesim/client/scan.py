@@ -1,4 +1,4 @@
-"""A length scan: one row per asked length, each measured several times, and the straight lines through them.
+"""A length scan: one row per requested length, each measured several times, and the straight lines through them.
 
 The classic first look at a server: how long does an answer of 10, 50, 100 tokens take, how long does a prompt of 22,
 108, 293 tokens take to be read? Made from summaries alone, so that a simulated scan and a measured one are one table.
@@ -23,7 +23,7 @@ AXES: dict[str, str] = {"output_tokens": "output", "prompt_tokens": "prompt"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanRow:
-    """One length: asked, produced (or, of a prompt, counted by the server), and what it took. None is unknown."""
+    """One length: requested, produced (or, of a prompt, counted by the server), and what it took. None is unknown."""
 
     asked_tokens: int
     produced_tokens: float | None  # mean over the completed requests, on the scanned axis
@@ -73,15 +73,15 @@ def scanned(axes: Mapping[str, Sequence[Any]]) -> str | None:
 
 
 def make_scan(axis: str, measured: Iterable[tuple[int, Summary]]) -> Scan:
-    """Make the table from (asked tokens, summary of the requests of that length), in the order in which they ran.
+    """Make the table from (requested tokens, summary of the requests of that length), in the order in which they ran.
 
-    Where a server cut its answers short, the lines run over what it produced, not over what was asked.
+    Where a server cut its answers short, the lines run over what it produced, not over what was requested.
     """
     if axis not in AXES:
         raise InputError(f"cannot scan over {axis!r}, must be one of {', '.join(AXES)}")
     rows: list[ScanRow] = []
-    for asked, summary in measured:
-        rows.append(_row(axis, asked, summary, rows[0].e2e_ms if rows else _mean(summary.e2e_ms)))
+    for requested, summary in measured:
+        rows.append(_row(axis, requested, summary, rows[0].e2e_ms if rows else _mean(summary.e2e_ms)))
     return Scan(
         axis=axis,
         rows=rows,
@@ -108,10 +108,10 @@ def fit_line(points: Sequence[tuple[float | None, float | None]]) -> Line | None
     return Line(fixed_ms=round(fixed, 9), per_token_ms=round(slope, 9), worst_ms=round(worst, 9))
 
 
-def _row(axis: str, asked: int, summary: Summary, first_e2e_ms: float | None) -> ScanRow:
+def _row(axis: str, requested: int, summary: Summary, first_e2e_ms: float | None) -> ScanRow:
     prompt, output, e2e = _mean(summary.prompt_tokens), _mean(summary.output_tokens), _mean(summary.e2e_ms)
     return ScanRow(
-        asked_tokens=asked,
+        asked_tokens=requested,
         produced_tokens=output if axis == "output_tokens" else prompt,
         prompt_tokens=prompt,
         output_tokens=output,
@@ -128,15 +128,15 @@ def _row(axis: str, asked: int, summary: Summary, first_e2e_ms: float | None) ->
 
 
 def _warnings(axis: str, row: ScanRow) -> list[str]:
-    name, asked, produced = AXES[axis], row.asked_tokens, row.produced_tokens
+    name, requested, produced = AXES[axis], row.asked_tokens, row.produced_tokens
     warnings = []
-    if produced is not None and axis == "output_tokens" and abs(produced - asked) > 0.005 * asked:
-        remedy = "; --ignore-eos makes most servers go on" if produced < asked else ""
-        warnings.append(f"asked for {asked:,} output tokens, got {produced:,.1f} on average{remedy}")
-    if produced is not None and axis == "prompt_tokens" and abs(produced - asked) > max(2, 0.01 * asked):
-        warnings.append(f"asked for a prompt of {asked:,} tokens, the server counted {produced:,.1f}")
+    if produced is not None and axis == "output_tokens" and abs(produced - requested) > 0.005 * requested:
+        remedy = "; --ignore-eos makes most servers go on" if produced < requested else ""
+        warnings.append(f"asked for {requested:,} output tokens, got {produced:,.1f} on average{remedy}")
+    if produced is not None and axis == "prompt_tokens" and abs(produced - requested) > max(2, 0.01 * requested):
+        warnings.append(f"asked for a prompt of {requested:,} tokens, the server counted {produced:,.1f}")
     if row.failed:
-        warnings.append(f"{row.failed:,} requests failed at {asked:,} {name} tokens")
+        warnings.append(f"{row.failed:,} requests failed at {requested:,} {name} tokens")
     return warnings
 
 

@@ -90,11 +90,11 @@ class Scraper:
             due = max(due + self._interval_s, self._clock())  # a slow page is not made up for
 
     def _scrape(self) -> None:
-        asked = self._clock()
+        sent = self._clock()
         try:
             answer = self._fetcher.get(METRICS)
         except FetchError:
             return
-        had = self._clock()
+        received = self._clock()
         if answer.ok and answer.body:
-            self.pages.append(RawPage((asked + had) / 2, zlib.compress(answer.body, 1)))
+            self.pages.append(RawPage((sent + received) / 2, zlib.compress(answer.body, 1)))

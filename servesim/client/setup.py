@@ -1,7 +1,7 @@
-"""What a server tells about how it was started: its model, its limits, its cache. Kept with a run, used by `--like`.
+"""What a server reports about how it was started: its model, its limits, its cache. Kept with a run, used by `--like`.
 
 Facts come from `/v1/models` (with llama.cpp's `meta`), `/props`, `/slots`, `/version`, `/get_server_info` and vLLM's
-`cache_config_info`; a route that is not offered, or answers nonsense, tells nothing. What no server tells (vLLM's
+`cache_config_info`; a route that is not offered, or answers nonsense, reports nothing. What no server reports (vLLM's
 `max_num_seqs` and token budget among it) stays unknown here.
 """
 
@@ -100,9 +100,9 @@ def simulate_options(facts: Mapping[str, Any]) -> Facts:
 
 
 def like_run(config: Mapping[str, Any], facts: Mapping[str, Any]) -> Facts:
-    """Return the options of `simulate` that stand for a saved run: its server as far as it told, and its workload.
+    """Return the options of `simulate` that stand for a saved run: its server as far as it reported, and its workload.
 
-    `config` and `facts` are the run's `config` and `setup`. The device is not among what a server tells.
+    `config` and `facts` are the run's `config` and `setup`. The device is not among what a server reports.
     """
     workload = {field.name: config[field.name] for field in fields(WorkloadSpec) if config.get(field.name) is not None}
     model = known_model(facts)

@@ -20,7 +20,7 @@ FIRST_SAMPLE_S = 0.05
 
 
 class EngineSource:
-    """Hears of every step and end (see `StepListener`) and tells the figures of a simulated server."""
+    """Counts every step and end (see `StepListener`) and returns the figures of a simulated server."""
 
     def __init__(self, app: ServeApp) -> None:
         self._app = app
@@ -103,7 +103,7 @@ class LiveServer:
         }
 
     def _tick(self) -> None:
-        """Take a sample and tell it, until the server is told to stop."""
+        """Take a sample and send it, until the server drains."""
         if self._app.draining:
             self.traffic.stop()
             self.feed.end()
@@ -111,7 +111,7 @@ class LiveServer:
         if self.traffic.refused != self._refused:
             self._figures.refused(self.traffic.refused - self._refused)
             self._refused = self.traffic.refused
-            self.feed.tell("state", self.steering.state())
+            self.feed.send("state", self.steering.state())
         self.feed.sample(time.time(), {"server": self._figures.figures()})
         self._loop.later(SAMPLE_S, self._tick)
 

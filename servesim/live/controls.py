@@ -145,22 +145,22 @@ class Controls:
             "can_happen": self._incident is not None,
         }
 
-    def control(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Do what is asked and return the state that follows. Raises InputError."""
-        for name in asked:
+    def control(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Do what `request` holds and return the state that follows. Raises InputError."""
+        for name in request:
             if name not in ("traffic", "engine", "scenario"):
                 raise suggest("control", name, ("traffic", "engine", "scenario"))
-        spec = self._traffic.spec.changed(asked.get("traffic", {}))
-        if asked.get("engine"):
-            self._restart(asked["engine"])
-        if "traffic" in asked:
+        spec = self._traffic.spec.changed(request.get("traffic", {}))
+        if request.get("engine"):
+            self._restart(request["engine"])
+        if "traffic" in request:
             self._traffic.set(spec)
-        if "scenario" in asked:
-            if asked["scenario"] not in SCENARIOS:
-                raise suggest("scenario", str(asked["scenario"]), SCENARIOS)
-            SCENARIOS[asked["scenario"]](self)
+        if "scenario" in request:
+            if request["scenario"] not in SCENARIOS:
+                raise suggest("scenario", str(request["scenario"]), SCENARIOS)
+            SCENARIOS[request["scenario"]](self)
         state = self.state()
-        self._feed.tell("state", state)
+        self._feed.send("state", state)
         return state
 
     # Scenarios
@@ -192,11 +192,11 @@ class Controls:
 
     # The engine
 
-    def _restart(self, asked: object) -> None:
-        if not isinstance(asked, dict):
+    def _restart(self, options: object) -> None:
+        if not isinstance(options, dict):
             raise InputError("engine must be a JSON object")
         values = {}
-        for name, value in asked.items():
+        for name, value in options.items():
             if name not in ENGINE_OPTIONS:
                 raise suggest("engine option", str(name), ENGINE_OPTIONS)
             values[name] = checks_of(ServerSpec)[name](value, name)
@@ -205,8 +205,8 @@ class Controls:
         self._restarted()
         self._traffic.send_again()
         self._incident = self._plan() or self._incident
-        told = ", ".join(_setting_text(name, value) for name, value in values.items())
-        self._feed.mark(time.time(), told)
+        text = ", ".join(_setting_text(name, value) for name, value in values.items())
+        self._feed.mark(time.time(), text)
 
     def _plan(self) -> Incident | None:
         """Plan the incident as it is without prefix caching, whatever is on now."""

@@ -38,7 +38,7 @@ def event(name: str, data: Mapping[str, Any]) -> bytes:
 
 
 class Feed:
-    """Tells viewers what happens. `describe` returns what their `hello` says beside the history."""
+    """Sends viewers what happens. `describe` returns what their `hello` holds beside the history."""
 
     def __init__(self, describe: Callable[[], dict[str, Any]], limit: int = MAX_VIEWERS) -> None:
         self.sockets: Sockets | None = None
@@ -62,18 +62,18 @@ class Feed:
         return None
 
     def sample(self, at_s: float, sources: Mapping[str, LiveFigures]) -> None:
-        """Tell the figures of every source at Unix time `at_s`."""
-        told = {"at_s": round(at_s, 3)} | {name: figures.as_dict() for name, figures in sources.items()}
-        self._samples.append(told)
-        self.tell("sample", told)
+        """Send the figures of every source at Unix time `at_s`."""
+        sample = {"at_s": round(at_s, 3)} | {name: figures.as_dict() for name, figures in sources.items()}
+        self._samples.append(sample)
+        self.send("sample", sample)
 
     def mark(self, at_s: float, text: str) -> None:
-        """Tell of a moment that every chart shows."""
-        told = {"at_s": round(at_s, 3), "text": text}
-        self._marks.append(told)
-        self.tell("mark", told)
+        """Send a moment that every chart shows."""
+        mark = {"at_s": round(at_s, 3), "text": text}
+        self._marks.append(mark)
+        self.send("mark", mark)
 
-    def tell(self, name: str, data: Mapping[str, Any]) -> None:
+    def send(self, name: str, data: Mapping[str, Any]) -> None:
         """Send an event to everybody."""
         if self._viewers:
             written = event(name, data)

@@ -24,7 +24,7 @@ from servesim.errors import RunError
 from servesim.live.feed import SAMPLE_S
 from servesim.live.meter import LiveFigures, Meter
 from servesim.live.page import LiveSite
-from servesim.live.watcher import Look, PageWatcher, WatchThread
+from servesim.live.watcher import LiveSample, PageWatcher, WatchThread
 from servesim.runs.records import Outcome, Run
 
 SCRAPE_S = 1.0
@@ -43,9 +43,9 @@ class ClientSource:
 
     def take_line(self, line: bytes) -> None:
         """Take in one line: `[seconds, tokens, in flight, errors]` of a run so far, or `{ttft, tpot}` of a request."""
-        told: Any = json.loads(line)
-        if isinstance(told, list):
-            elapsed_s, tokens, self.in_flight, errors = told
+        message: Any = json.loads(line)
+        if isinstance(message, list):
+            elapsed_s, tokens, self.in_flight, errors = message
             if elapsed_s < self._elapsed_s:  # a new run
                 self._tokens = self._errors = 0
             self.meter.tokens(max(0, tokens - self._tokens))  # what was counted before it was read may be less
@@ -53,9 +53,9 @@ class ClientSource:
             self._elapsed_s, self._tokens, self._errors = elapsed_s, max(tokens, self._tokens), errors
             return
         now = monotonic()
-        if told["ttft"] is not None:
-            self.meter.first_token(now, told["ttft"])
-        self.meter.completed(now, told["tpot"])
+        if message["ttft"] is not None:
+            self.meter.first_token(now, message["ttft"])
+        self.meter.completed(now, message["tpot"])
 
     def figures(self) -> LiveFigures:
         return self.meter.figures(monotonic(), running=self.in_flight)
@@ -91,17 +91,17 @@ class LoadPage:
             self._process.join(5.0)
 
     def progress(self, state: Progress) -> None:
-        """Tell how far the run is."""
+        """Report how far the run is."""
         self._write([state.elapsed_s, state.token_events, state.in_flight, state.errors])
 
     def filed(self, run: Run, index: int) -> None:
-        """Tell of a request that is over."""
+        """Report a request that is over."""
         if run.records.outcome[index] == Outcome.COMPLETED:
             ttft_s, tpot_s = latencies(run, index)
             self._write({"ttft": ttft_s, "tpot": tpot_s})
 
-    def _write(self, told: object) -> None:
-        line = json.dumps(told).encode() + b"\n"
+    def _write(self, message: object) -> None:
+        line = json.dumps(message).encode() + b"\n"
         if self._writing >= 0 and len(line) <= MAX_LINE:
             try:
                 os.write(self._writing, line)
@@ -139,8 +139,8 @@ class _Sides:
     client: ClientSource = field(default_factory=ClientSource)
     server: LiveFigures | None = None
 
-    def on_look(self, look: Look) -> None:
-        self.server = look.figures
+    def on_sample(self, sample: LiveSample) -> None:
+        self.server = sample.figures
 
 
 def _watch_server(watcher: PageWatcher, seen: _Sides) -> None:
@@ -151,7 +151,7 @@ def _watch_server(watcher: PageWatcher, seen: _Sides) -> None:
         except RunError:
             time.sleep(SCRAPE_S)
             continue
-        WatchThread(watcher, seen.on_look, SCRAPE_S).start()
+        WatchThread(watcher, seen.on_sample, SCRAPE_S).start()
         return
 
 

@@ -105,10 +105,10 @@ def _steer(request: HttpRequest, control: Control, own_host: str) -> Response:
     if refused is not None:
         return _json(refused[0], {"error": refused[1]})
     try:
-        asked = json.loads(request.body)
-        if not isinstance(asked, dict):
+        body = json.loads(request.body)
+        if not isinstance(body, dict):
             raise InputError("the body must be a JSON object")
-        return _json(200, control(asked))
+        return _json(200, control(body))
     except (ServesimError, ValueError, RecursionError) as error:
         return _json(400, {"error": str(error)[:300]})
 
@@ -171,10 +171,10 @@ class Site:
 
 
 class LiveSite:
-    """A page that shows what `show` is told, from any thread; `run` serves it until `should_stop`."""
+    """A page that shows what `show` is given, from any thread; `run` serves it until `should_stop`."""
 
     def __init__(self, host: str, port: int, *, kind: str, title: str, about: str, sources: list[str]) -> None:
-        self._told: SimpleQueue[tuple[float, Mapping[str, LiveFigures]] | str] = SimpleQueue()
+        self._waiting: SimpleQueue[tuple[float, Mapping[str, LiveFigures]] | str] = SimpleQueue()
         self._words = {"kind": kind, "title": title, "about": about, "sources": sources}
         self._notice: str | None = None
         self.feed = Feed(self._hello)
@@ -190,11 +190,11 @@ class LiveSite:
 
     def show(self, at_s: float, sources: Mapping[str, LiveFigures]) -> None:
         """Show the figures of every source."""
-        self._told.put((at_s, sources))
+        self._waiting.put((at_s, sources))
 
     def notice(self, text: str) -> None:
         """Show a sentence above the charts; an empty one takes it away."""
-        self._told.put(text)
+        self._waiting.put(text)
 
     def stop(self) -> None:
         """Ask to stop, from any thread."""
@@ -216,17 +216,17 @@ class LiveSite:
     def _tick(self) -> None:
         while True:
             try:
-                told = self._told.get_nowait()
+                item = self._waiting.get_nowait()
             except Empty:
                 break
-            if isinstance(told, str):
-                if told != (self._notice or ""):
-                    self._notice = told or None
-                    self.feed.tell("notice", {"text": told})
+            if isinstance(item, str):
+                if item != (self._notice or ""):
+                    self._notice = item or None
+                    self.feed.send("notice", {"text": item})
             else:
-                self.feed.sample(*told)
+                self.feed.sample(*item)
         if self._site.draining:
-            self.feed.tell("end", {})
+            self.feed.send("end", {})
             self.feed.end()
             return
         self._loop.later(POLL_S, self._tick)

@@ -53,12 +53,12 @@ class TrafficSpec:
         """Tokens at the head of a prompt that others have too."""
         return round(self.prompt_tokens * SHARED_SHARE) if self.shared else 0
 
-    def changed(self, asked: object) -> TrafficSpec:
-        """Return this with what is `asked`, a JSON object. Raises InputError."""
-        if not isinstance(asked, dict):
+    def changed(self, changes: object) -> TrafficSpec:
+        """Return this with `changes`, a JSON object. Raises InputError."""
+        if not isinstance(changes, dict):
             raise InputError("traffic must be a JSON object")
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        for name, value in asked.items():
+        for name, value in changes.items():
             if name not in TRAFFIC_CHECKS:
                 raise suggest("traffic option", str(name), TRAFFIC_CHECKS)
             values[name] = TRAFFIC_CHECKS[name](value, name)

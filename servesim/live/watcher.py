@@ -21,11 +21,11 @@ from servesim.live.meter import WINDOW_S, LiveFigures
 from servesim.wire.prometheus import Page, parse_page
 
 NOTHING = LiveFigures()
-MIN_PAGES = 3  # that a window has room for, however seldom one looks
+MIN_PAGES = 3  # that a window has room for, however seldom it is read
 
 
 @dataclass(slots=True, frozen=True)
-class Look:
+class LiveSample:
     """What was seen at Unix time `at_s`; `error` says why nothing was."""
 
     at_s: float
@@ -34,7 +34,7 @@ class Look:
 
 
 class PageWatcher:
-    """Fetches the page when told to. One that is gone for a while is a gap; counters that restart begin again at 0."""
+    """Fetches the page for every sample. Its absence for a while is a gap; counters that restart begin again at 0."""
 
     def __init__(self, target: Target, *, interval_s: float = 1.0, timeout_s: float = 5.0) -> None:
         self.dialect: ServerDialect | None = None
@@ -60,25 +60,25 @@ class PageWatcher:
             raise RunError(f"{url} is the page of no known server: {', '.join(SERVERS)}")
         self._pages.append(page)
         facts = read_setup(self._target, RawPage(page.at_s or 0.0, zlib.compress(answer.body, 1)))
-        told = [self.dialect.name, str(facts.get("version", ""))]
+        words = [self.dialect.name, str(facts.get("version", ""))]
         model = facts.get("model")
-        return " ".join(filter(None, told)) + (f", {model}" if model else "")
+        return " ".join(filter(None, words)) + (f", {model}" if model else "")
 
-    def look(self) -> Look:
+    def sample(self) -> LiveSample:
         """Take a page and return the figures of the last seconds."""
         try:
             answer = self._fetcher.get(METRICS)
         except FetchError as error:
-            return Look(time.time(), error=str(error))
+            return LiveSample(time.time(), error=str(error))
         if not answer.ok:
-            return Look(time.time(), error=f"{METRICS} answers HTTP {answer.status}")
+            return LiveSample(time.time(), error=f"{METRICS} answers HTTP {answer.status}")
         page = self._parsed(answer.body)
         self.dialect = dialect_of(page.samples) or self.dialect
         pages = self._pages
         pages.append(page)
         while len(pages) > 2 and (pages[1].at_s or 0.0) <= (page.at_s or 0.0) - self._window_s:
             pages.popleft()
-        return Look(time.time(), self._figures())
+        return LiveSample(time.time(), self._figures())
 
     def _parsed(self, body: bytes) -> Page:
         return parse_page(body.decode("utf-8", "replace"), at_s=monotonic(), wanted=wanted_names())
@@ -120,11 +120,11 @@ class PageWatcher:
 
 
 class WatchThread:
-    """Looks every `interval_s` on a thread of its own and calls `on_look` with what was seen, there."""
+    """Takes a sample every `interval_s` on a thread of its own and calls `on_sample` with it, there."""
 
-    def __init__(self, watcher: PageWatcher, on_look: Callable[[Look], None], interval_s: float) -> None:
+    def __init__(self, watcher: PageWatcher, on_sample: Callable[[LiveSample], None], interval_s: float) -> None:
         self._watcher = watcher
-        self._heard = on_look
+        self._on_sample = on_sample
         self._interval_s = interval_s
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
@@ -138,7 +138,7 @@ class WatchThread:
     def _run(self) -> None:
         due_s = monotonic() + self._interval_s
         while not self._ended.wait(max(0.0, due_s - monotonic())):
-            self._heard(self._watcher.look())
+            self._on_sample(self._watcher.sample())
             due_s = max(due_s + self._interval_s, monotonic())
 
 

@@ -1,7 +1,7 @@
 """What goes wrong between a client and a server: a server's error in any format, as one line; bytes that are refused.
 
 Errors come as the body of an HTTP error and as an event inside a stream that began with a 200, in the same formats. A
-decoder of this room keeps at most one of the bounds below of bytes that it has not yet handed on, and raises
+decoder of this package keeps at most one of the bounds below of bytes that it has not yet passed on, and raises
 `ProtocolError` beyond it.
 """
 
