@@ -31,7 +31,7 @@ smoke: ## loadgen against a real llama.cpp server (the first time it is built: t
 real-server: ## calibrate on a real llama.cpp server, predict what was not fitted (a quiet machine; THREADS=1, WRITE=1)
 	$(PYTHON) -m tests.real_server $(if $(THREADS),--threads $(THREADS)) $(if $(WRITE),--write)
 
-validate: ## rerun the evidence for the cost models into the README's tables (SERVESIM_DATA=FOLDER; ten minutes)
+validate: ## rerun the evidence for the cost models into the tables of the guide evidence (SERVESIM_DATA=FOLDER; ten minutes)
 	$(PYTHON) -m tests.page_evidence
 
 bench: ## speed of the simulator, truth and cost of the load generator, beside their targets (QUICK=1: a minute; WRITE=1)
@@ -42,7 +42,7 @@ e2e: ## the live page in a headless Chromium (Debian's, installed if it is missi
 	command -v chromium || { apt-get update && apt-get install --yes --no-install-recommends chromium chromium-driver; }
 	SERVESIM_E2E_SHOTS=.cache/e2e $(PYTHON) -m unittest -v tests.test_e2e_page
 
-golden: ## rewrite what the README shows and the golden pictures; read the diff
+golden: ## rewrite what the README and the guides show, and the golden pictures; read the diff
 	$(PYTHON) -m tests.page_tables
 	$(PYTHON) -m tests.page_commands
 	$(PYTHON) -m tests.report_runs

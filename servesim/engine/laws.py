@@ -1,7 +1,7 @@
 """What every simulated run must obey, checked at its end from two sides that do not know each other.
 
 The step log, the block pool and the totals are counted while the engine runs; the records say what each request had.
-The numbers of the laws are those of the README's "What always holds".
+The numbers of the laws are those of "What always holds" in the guide `model` (`servesim help model`).
 """
 
 from __future__ import annotations
