@@ -75,8 +75,11 @@ def without_fences(text: str) -> str:
 
 def commands(body: str) -> list[str]:
     """Return the commands of an `sh` block, comments left out, continued lines joined."""
-    joined = re.sub(r"\\\n\s*", "", body)
-    return [line for line in joined.splitlines() if line.strip() and not line.startswith("#")]
+    return [line for line in _joined(body).splitlines() if line.strip() and not line.startswith("#")]
+
+
+def _joined(body: str) -> str:
+    return re.sub(r"\\\n\s*", "", body)
 
 
 def server_flags(name: str) -> set[str]:
@@ -139,8 +142,8 @@ def _unquoted(command: str) -> str:
 
 def flags_of_block(kind: str, body: str) -> Iterator[tuple[str, set[str]]]:
     """Yield each command of a block with the flags in it that do not exist."""
-    lines = [line[2:] for line in body.splitlines() if line.startswith("$ ")] if kind == "console" else commands(body)
-    for command in lines:
+    shown = [line[2:] for line in _joined(body).splitlines() if line.startswith("$ ")]
+    for command in shown if kind == "console" else commands(body):
         yield command, unknown_flags(command)
 
 

@@ -1,8 +1,9 @@
 """The pages that people read, README and guides, and their `console` blocks: run, compare, or write what they print.
 
-`python3 -m tests.page_commands` writes the blocks of every page. In a block a line `$ COMMAND` is a command and the
-lines below it are its stdout; a line `...` stands for any number of lines. A block is written anew unless it has such a
-line. The commands of one page run in order in one folder: what one saves is there for the next.
+`python3 -m tests.page_commands` writes the blocks of every page. In a block a line `$ COMMAND` is a command, continued
+on the next line where it ends in a backslash, and the lines below it are its stdout; a line `...` stands for any number
+of lines. A block is written anew unless it has such a line. The commands of one page run in order in one folder: what
+one saves is there for the next.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ README = ROOT / "README.md"
 PAGES = (README, *(ROOT / "servesim" / "guide" / f"{topic}.md" for topic in TOPICS))
 """Every page, in the order in which a reader meets them."""
 
+COMMAND = re.compile(r"(?:.*\\\n)*.*\n?")
 BLOCK = re.compile(r"(?<=```console\n)(.*?)(?=```)", re.DOTALL)
 
 
@@ -26,8 +28,9 @@ def sessions(text: str) -> list[tuple[str, str]]:
     found = []
     for block in BLOCK.findall(text):
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-            command, _, expected = part.partition("\n")
-            found.append((command, expected))
+            command = COMMAND.match(part)
+            assert command is not None
+            found.append((command[0].rstrip("\n"), part[command.end() :]))
     return found
 
 
