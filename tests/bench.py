@@ -309,7 +309,7 @@ IN_GUIDE = ("requests", "tok_s", "textbook", "wall_s", "peak_mb")
 
 
 def markdown(rows: Iterable[tuple[str, dict[str, Any], list[tuple[str, bool]]]]) -> str:
-    """Return the table of `servesim help speed`: the rows that have a target."""
+    """Return the speed table of `servesim help evidence`: the rows that have a target."""
     lines = ["| work | " + " | ".join(COLUMNS[key][0] for key in IN_GUIDE) + " | target |"]
     lines.append("| --- |" + " --- |" * (len(IN_GUIDE) + 1))
     for name, figures, targets in rows:

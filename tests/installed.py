@@ -1,4 +1,4 @@
-"""What must work where the wheel was installed, run there as a script: the command, the data files, the names."""
+"""What must work where the wheel was installed, run there as a script: command, data files, guides, traces, names."""
 
 from __future__ import annotations
 
@@ -33,9 +33,11 @@ def main() -> int:
     assert said("report", run).startswith("<!doctype html>")
     assert json.loads(said("schema", "run"))["$id"] == "servesim.run/1"
     assert "complete" in said("completion", "bash")
+    assert said("help", "lessons").startswith("# Lessons")
+    assert "requests     48\n" in said("trace", "describe", "burst", "--quiet")
     for name in servesim._HOMES:
         assert getattr(servesim, name) is not None, name
-    print(f"python {platform.python_version()}: installed, the command, the data files and the names are there")
+    print(f"python {platform.python_version()}: installed: command, data files, guides, traces and names are there")
     return 0
 
 

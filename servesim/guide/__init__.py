@@ -24,8 +24,6 @@ TOPICS = (
     "verbs",
     "model",
     "evidence",
-    "speed",
-    "assistants",
     "extend",
     "peers",
 )
