@@ -30,7 +30,7 @@ HEAD_START_S = 0.05  # from the word to start until the run's 0
 
 @dataclass(slots=True)
 class _Done:
-    """What a process workers back."""
+    """What a process returns."""
 
     records: Records
     times: Any

@@ -1,18 +1,79 @@
-"""One request for text on its way: hears of its tokens step by step and writes them to its connection.
+"""How one request for text is answered: its tokens, as the engine makes them, written to its connection.
 
-Faults that were drawn for it happen here, at their share of the answer: for a while nothing is sent, or the connection
-ends. It does not know what the events look like (its response format does) nor when tokens come (the engine's clock
-does).
+A `ResponseFormat` writes the events of one answer; each item of what it returns is one write of the server, and so one
+HTTP chunk. Faults that were drawn for the request happen here, at their share of the answer: for a while nothing is
+sent, or the connection ends. What events look like is the dialect's business, when tokens come the engine clock's.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from servesim.serve.connection import Connection
 from servesim.serve.generation import Generation, InjectedFault
-from servesim.serve.responses import Choice, Context, Writes
+from servesim.serve.tokenizer import PretendedText
+from servesim.wire.events import Json
+
+Writes = tuple[bytes, ...]
+
+
+@dataclass(slots=True)
+class Choice:
+    """One of the answers to a request: what it says, and how far it is."""
+
+    index: int
+    generation: Generation
+    speech: PretendedText
+    head: bytes = b""  # of the event of a token, up to its text
+    tail: bytes = b""  # from behind it on
+
+    @property
+    def finish_reason(self) -> str:
+        return self.generation.reason
+
+    def text(self) -> str:
+        """Return all of its text so far."""
+        return self.speech.text(0, self.generation.made)
+
+
+@dataclass(slots=True, kw_only=True)
+class Context:
+    """What every event of an answer repeats, and what its last one counts."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+    prompt_tokens: int
+    n: int = 1  # choices of each prompt
+    choices: list[Choice] = field(default_factory=list)
+    include_usage: bool = False
+    continuous_usage: bool = False
+    report_cached: bool = False  # the usage has the cached tokens
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(choice.generation.made for choice in self.choices)
+
+    @property
+    def cached_tokens(self) -> int:
+        return sum(choice.generation.cached_tokens for choice in self.choices[:: self.n])
+
+    def usage(self) -> Json:
+        made = self.completion_tokens
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "total_tokens": self.prompt_tokens + made,
+            "completion_tokens": made,
+        }
+
+
+def encode(value: object) -> bytes:
+    """Return JSON as small as it can be written."""
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 class ResponseFormat(Protocol):
@@ -29,7 +90,7 @@ class ResponseFormat(Protocol):
 
 
 class Owner(Protocol):
-    """Who started the answer and is told how it went."""
+    """Who started the answer and is called as it goes on."""
 
     def choice_over(self, answer: AnswerWriter, choice: Choice) -> None: ...
     def answer_over(self, answer: AnswerWriter, whole: bytes | None) -> None: ...
@@ -99,7 +160,7 @@ class AnswerWriter:
             if not self._left and self.stream:
                 writes += self.response_format.closing()
         if self.fate.stall_at is not None or self.fate.cut_at is not None:
-            writes = self._suffer(writes)
+            writes = self._apply_faults(writes)
             if self.closed:
                 return
         if writes and not self.connection.write(writes):
@@ -118,8 +179,8 @@ class AnswerWriter:
 
     # Faults
 
-    def _suffer(self, writes: Writes) -> Writes:
-        """Return what of `writes` is sent, once what was to go wrong has."""
+    def _apply_faults(self, writes: Writes) -> Writes:
+        """Apply the stall and the cut that are due and return what of `writes` is sent."""
         share = sum(choice.generation.made for choice in self.choices) / self.total
         if self.fate.cut_at is not None and share >= self.fate.cut_at:
             self.owner.hang_up(self, "cut")

@@ -11,7 +11,8 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
-from servesim.serve.errors import Json, bad_request, missing, mistyped, validation_error, wrong_json
+from servesim.serve.errors import bad_request, missing, mistyped, validation_error, wrong_json
+from servesim.wire.events import Json
 
 MAX_N = 128
 MAX_STOPS = 64
@@ -170,10 +171,10 @@ def _common(fields: Fields, *, chat: bool, prompts: list[Any]) -> ApiRequest:
     if options is not None:
         if not api_request.stream:
             raise bad_request("Stream options can only be defined when `stream=True`.", "stream_options")
-        told = Fields(options)
-        api_request.include_usage = told.switch("include_usage")
-        api_request.continuous_usage = api_request.include_usage and told.switch("continuous_usage_stats")
-        told.check()
+        details = Fields(options)
+        api_request.include_usage = details.switch("include_usage")
+        api_request.continuous_usage = api_request.include_usage and details.switch("continuous_usage_stats")
+        details.check()
     if not 1 <= api_request.n <= MAX_N:
         raise bad_request(f"n must be between 1 and {MAX_N}, got {api_request.n}.", "n", api_request.n)
     if temperature is not None and temperature < 0:
@@ -183,8 +184,8 @@ def _common(fields: Fields, *, chat: bool, prompts: list[Any]) -> ApiRequest:
     if max_tokens is not None and max_tokens < 1:
         raise bad_request(f"max_tokens must be at least 1, got {max_tokens}.", "max_tokens", max_tokens)
     if api_request.min_tokens < 0:
-        told_min = f"min_tokens must be greater than or equal to 0, got {api_request.min_tokens}."
-        raise bad_request(told_min, "min_tokens", api_request.min_tokens)
+        message = f"min_tokens must be greater than or equal to 0, got {api_request.min_tokens}."
+        raise bad_request(message, "min_tokens", api_request.min_tokens)
     if max_tokens is not None and api_request.min_tokens > max_tokens:
         raise bad_request(
             f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {api_request.min_tokens}.",

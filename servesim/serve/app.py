@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from servesim.config.build import Server
 from servesim.config.serve import ServeSpec
-from servesim.serve.answer import AnswerWriter, ResponseFormat
+from servesim.serve.answer import AnswerWriter, Choice, Context, ResponseFormat
 from servesim.serve.api_request import ApiRequest
 from servesim.serve.connection import Connection
 from servesim.serve.engine_clock import EngineClock
@@ -27,11 +27,10 @@ from servesim.serve.errors import (
     unauthorized,
     wrong_method,
 )
-from servesim.serve.generation import NOBODY, EndedStep, Faults, Generation, StepListener, StepTokens
+from servesim.serve.generation import NO_READER, EndedStep, Faults, Generation, StepListener, StepTokens
 from servesim.serve.http import HttpRequest
 from servesim.serve.metrics import DialectMetrics, Metrics
 from servesim.serve.prompt import PromptBuilder
-from servesim.serve.responses import Choice, Context
 from servesim.serve.tokenizer import Prefixes, Tokenizer
 from servesim.workload.seeds import random_stream
 
@@ -185,13 +184,13 @@ class ServeApp:
         return handler
 
     def _preflight(self, request: HttpRequest) -> Response:
-        api_request = request.header("access-control-request-headers")
+        headers = request.header("access-control-request-headers")
         fields = [
             ("access-control-allow-methods", "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT"),
             ("access-control-max-age", "600"),
         ]
-        if api_request:
-            fields.append(("access-control-allow-headers", api_request))
+        if headers:
+            fields.append(("access-control-allow-headers", headers))
         return Response(200, b"OK", "text/plain; charset=utf-8", tuple(fields))
 
     def cors(self, request: HttpRequest | None) -> list[tuple[str, str]]:
@@ -251,7 +250,7 @@ class ServeApp:
             n=api_request.n,
             include_usage=api_request.include_usage,
             continuous_usage=api_request.continuous_usage,
-            tell_cached=self.spec.enable_prompt_tokens_details,
+            report_cached=self.spec.enable_prompt_tokens_details,
         )
         response_format = make_format(context)
         generations = self.prompt_builder.generations(context, api_request, prompts, limits, request.arrived_s)
@@ -315,7 +314,7 @@ class ServeApp:
     def _forget(self, answer: AnswerWriter) -> None:
         self.answers.pop(answer, None)
         for generation in answer.generations:
-            generation.reader = NOBODY  # no circle is left for the garbage collector
+            generation.reader = NO_READER  # no circle is left for the garbage collector
 
     # Now and then
 

@@ -5,11 +5,8 @@ Source: captured answers of both. vLLM's validation errors are pydantic's, each 
 
 from __future__ import annotations
 
-from typing import Any
-
 from servesim.errors import ServesimError
-
-Json = dict[str, Any]
+from servesim.wire.events import Json
 
 
 class ApiError(ServesimError):
@@ -29,10 +26,10 @@ def error_body(status: int, message: str, kind: str, param: str | None = None) -
 
 
 def bad_request(message: str, param: str | None = None, value: object = None) -> ApiError:
-    """Return vLLM's plain 400; `param` and `value` are told in the text too."""
+    """Return vLLM's plain 400; `param` and `value` are named in the text too."""
     if param is not None:
-        told = f"parameter={param}" if value is None else f"parameter={param}, value={value}"
-        message = f"{message} ({told})"
+        named = f"parameter={param}" if value is None else f"parameter={param}, value={value}"
+        message = f"{message} ({named})"
     return ApiError(400, error_body(400, message, "BadRequestError", param))
 
 
@@ -131,9 +128,9 @@ def wrong_method(allowed: str) -> ApiError:
 def llamacpp_error(error: ApiError, *, prompt: int | None = None, longest: int | None = None) -> ApiError:
     """Return the same refusal in llama.cpp's words."""
     if prompt is not None and longest is not None:
-        told = f"request ({prompt} tokens) exceeds the available context size ({longest} tokens), try increasing it"
+        text = f"request ({prompt} tokens) exceeds the available context size ({longest} tokens), try increasing it"
         kind: Json = {"type": "exceed_context_size_error", "n_prompt_tokens": prompt, "n_ctx": longest}
-        return ApiError(400, {"error": {"code": 400, "message": told, **kind}})
+        return ApiError(400, {"error": {"code": 400, "message": text, **kind}})
     names = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
     names |= {429: "rate_limit_error", 503: "unavailable_error"}
     inner = error.body.get("error")

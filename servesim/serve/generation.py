@@ -24,12 +24,12 @@ class Reader(Protocol):
         """Take tokens [first, generation.made), which were just made; they are the last ones if it is `over`."""
 
 
-class _Nobody:
+class _NoReader:
     def receive(self, generation: Generation, first: int) -> None:
         """Let the tokens go."""
 
 
-NOBODY = _Nobody()
+NO_READER = _NoReader()
 
 
 class Generation:
@@ -55,7 +55,7 @@ class Generation:
     )
 
     def __init__(self, *, number: int, prompt: int, target: int, arrived_s: float) -> None:
-        self.reader: Reader = NOBODY
+        self.reader: Reader = NO_READER
         self.number = number  # among the choices of its request
         self.prompt = prompt  # tokens
         self.target = target  # output tokens

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+from servesim.serve.answer import Choice, Context, Writes, encode
 from servesim.serve.api_request import ApiRequest, Fields, read_chat, read_completion, read_json
 from servesim.serve.app import Handler, Response
 from servesim.serve.connection import Connection
@@ -19,8 +20,8 @@ from servesim.serve.engine_clock import EngineClock
 from servesim.serve.errors import ApiError, bad_request, llamacpp_error
 from servesim.serve.generation import EndedStep, Generation, StepTokens
 from servesim.serve.http import HttpRequest
-from servesim.serve.responses import Choice, Context, Json, Writes, encode
 from servesim.serve.vllm import whole
+from servesim.wire.events import Json
 from servesim.wire.prometheus import CONTENT_TYPE, Family, format_page, single
 from servesim.wire.sse import DONE
 
@@ -78,8 +79,8 @@ class LlamaCppChat(LlamaCppFormat):
     """`/v1/chat/completions`."""
 
     def _chunk(self, choice: Choice, delta: Json, reason: str | None) -> Json:
-        told = {"finish_reason": reason, "index": choice.index, "delta": delta}
-        return {"choices": [told]} | self._identity("chat.completion.chunk")
+        last = {"finish_reason": reason, "index": choice.index, "delta": delta}
+        return {"choices": [last]} | self._identity("chat.completion.chunk")
 
     def opening(self, choice: Choice) -> Writes:
         return ()
@@ -150,12 +151,12 @@ class LlamaCppNative(LlamaCppFormat):
     def token(self, choice: Choice, text: bytes) -> Writes:
         generation = choice.generation
         number = choice.speech.numbers(generation.made)[-1]
-        told = b'","tokens":[%d],"stop":false,"id_slot":-1,"tokens_predicted":%d,"tokens_evaluated":%d}\n\n' % (
+        end = b'","tokens":[%d],"stop":false,"id_slot":-1,"tokens_predicted":%d,"tokens_evaluated":%d}\n\n' % (
             number,
             generation.made,
             generation.prompt,
         )
-        return (b'data: {"index":%d,"content":"' % choice.index + text + told,)
+        return (b'data: {"index":%d,"content":"' % choice.index + text + end,)
 
     def _final(self, choice: Choice, content: str) -> Json:
         generation = choice.generation
@@ -313,14 +314,14 @@ class LlamaCppApi:
         body = read_json(request.body)
         if not isinstance(body.get("messages"), list):
             raise bad_request("Expected 'messages' to be an array")
-        self._start(connection, request, read_chat(self._endless(body)), LlamaCppChat)
+        self._start(connection, request, read_chat(self._unlimited(body)), LlamaCppChat)
 
     def _completion(self, connection: Connection, request: HttpRequest) -> None:
-        api_request = read_completion(self._endless(read_json(request.body)))
+        api_request = read_completion(self._unlimited(read_json(request.body)))
         self._start(connection, request, api_request, LlamaCppCompletion)
 
     def _native(self, connection: Connection, request: HttpRequest) -> None:
-        api_request = read_completion(self._endless(read_json(request.body)) | {"n": 1})
+        api_request = read_completion(self._unlimited(read_json(request.body)) | {"n": 1})
         if len(api_request.prompts) != 1:
             raise bad_request("Expected one prompt")
         self._start(connection, request, api_request, LlamaCppNative)
@@ -332,7 +333,7 @@ class LlamaCppApi:
             api_request.max_tokens = min(api_request.max_tokens, self._app.max_model_len)
         self._app.generate(connection, request, api_request, response_format, "chatcmpl-")
 
-    def _endless(self, body: Json) -> Json:
+    def _unlimited(self, body: Json) -> Json:
         """Return a body with llama.cpp's own limit, `n_predict`, and without those that mean none (-1)."""
         limit = body.get("max_tokens", body.get("n_predict"))
         if isinstance(limit, int) and limit < 0:

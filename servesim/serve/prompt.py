@@ -11,11 +11,11 @@ from array import array
 from random import Random
 
 from servesim.config.serve import ServeSpec
+from servesim.serve.answer import Choice, Context
 from servesim.serve.api_request import ApiRequest, Messages
 from servesim.serve.engine_clock import EngineClock
 from servesim.serve.errors import bad_request, max_tokens_too_large, prompt_too_long
 from servesim.serve.generation import Generation
-from servesim.serve.responses import Choice, Context
 from servesim.serve.tokenizer import Prefixes, PretendedText, Tokenizer
 from servesim.workload.seeds import random_stream
 

@@ -1,29 +1,33 @@
-"""vLLM's routes (text, models, tokens, health, load, version) and its page of metrics.
+"""vLLM 0.32's dialect: its page of metrics, its response format and its routes, field by field as captured.
 
 Names, types, labels and buckets of the metrics are as version 0.32 writes them, by a captured page of 0.32.0
 (vllm/v1/metrics/loggers.py). Times are wall seconds. What the simulated engine has none of (adapters to wait for,
-offloaded or transferred KV, sleep, images) is there and stays at 0.
+offloaded or transferred KV, sleep, images) is there and stays at 0. A token's event is put together from prepared
+bytes, since that happens thousands of times a second.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from servesim.catalog.servers import VLLM_ITL_BOUNDS_S, VLLM_REQUEST_BOUNDS_S, VLLM_TTFT_BOUNDS_S
 from servesim.config.build import Server
+from servesim.serve.answer import Choice, Context, Writes, encode
 from servesim.serve.api_request import ApiRequest, Fields, read_chat, read_completion, read_json
 from servesim.serve.app import Handler, Response
 from servesim.serve.connection import Connection
 from servesim.serve.engine_clock import EngineClock
-from servesim.serve.errors import ApiError, Json, bad_request, missing, unknown_model
+from servesim.serve.errors import ApiError, bad_request, missing, unknown_model
 from servesim.serve.generation import EndedStep, Generation, StepTokens
 from servesim.serve.http import HttpRequest
 from servesim.serve.metrics import Counter, Histogram, Instrument, Labels, in_order
-from servesim.serve.responses import VllmChat, VllmCompletion, encode
 from servesim.serve.tokenizer import chat_tokens, cut
+from servesim.wire.events import Json
 from servesim.wire.prometheus import Family, single
+from servesim.wire.sse import DONE
 
 if TYPE_CHECKING:
     from servesim.serve.app import ServeApp
@@ -272,6 +276,161 @@ class VllmMetrics:
         )
 
 
+class VllmFormat:
+    """What vLLM's two routes have in common."""
+
+    object: ClassVar[str]
+    chunk_object: ClassVar[str]
+    content_type: ClassVar[str] = "text/event-stream; charset=utf-8"
+    stream_fields: ClassVar[tuple[tuple[str, str], ...]] = ()
+    usage_details: ClassVar[bytes] = b""  # at the end of a usage in the midst of a stream
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+    def _event(self, body: Json) -> bytes:
+        return b"data: %b\n\n" % encode(self._start(self.chunk_object) | body)
+
+    def _start(self, kind: str) -> Json:
+        context = self.context
+        return {"id": context.id, "object": kind, "created": context.created, "model": context.model}
+
+    def _usage_tail(self, made: int) -> bytes:
+        prompt = self.context.prompt_tokens
+        return b',"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d%b}}\n\n' % (
+            prompt,
+            prompt + made,
+            made,
+            self.usage_details,
+        )
+
+    def opening(self, choice: Choice) -> Writes:
+        """Return what comes in front of a choice's first token."""
+        return ()
+
+    def _prepare(self, choice: Choice) -> None:
+        """Fill in the head and the tail of the event of a token."""
+        raise NotImplementedError
+
+    def _last(self, choice: Choice) -> bytes:
+        """Return the tail of the event of the last token."""
+        raise NotImplementedError
+
+    def token(self, choice: Choice, text: bytes) -> Writes:
+        """Return the event of tokens with the JSON text `text`; of the last one, the choice's end is in it."""
+        generation = choice.generation
+        if not choice.head:
+            self._prepare(choice)
+        tail = self._last(choice) if generation.over else choice.tail
+        end = self._usage_tail(generation.made) if self.context.continuous_usage else b"}\n\n"
+        return (choice.head + text + tail + end,)
+
+    def closing(self) -> Writes:
+        """Return what comes behind the last choice's end."""
+        if not self.context.include_usage:
+            return (DONE,)
+        usage = self.context.usage()
+        if self.context.report_cached:
+            usage["prompt_tokens_details"] = {"cached_tokens": self.context.cached_tokens}
+        last = {"choices": [], "usage": usage, "system_fingerprint": self.context.fingerprint}
+        return (self._event(last), DONE)
+
+    def _choice(self, choice: Choice) -> Json:
+        raise NotImplementedError
+
+    def whole(self) -> bytes:
+        """Return the answer in one."""
+        context = self.context
+        details = None
+        if context.report_cached:
+            cached = context.cached_tokens
+            details = {"cached_tokens": cached, "created_cache_tokens": None, "multimodal_tokens": None}
+        usage = context.usage() | {"prompt_tokens_details": details, "completion_tokens_details": None}
+        body = self._start(self.object) | {
+            "choices": [self._choice(choice) for choice in context.choices],
+            "service_tier": None,
+            "system_fingerprint": context.fingerprint,
+            "usage": usage,
+        }
+        return encode(body | self._whole_tail())
+
+    def _whole_tail(self) -> Json:
+        return {"kv_transfer_params": None, "ec_transfer_params": None, "metrics": None}
+
+
+class VllmChat(VllmFormat):
+    """`/v1/chat/completions`."""
+
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+    usage_details = b',"completion_tokens_details":null'
+
+    def opening(self, choice: Choice) -> Writes:
+        delta = {"role": "assistant", "content": ""}
+        body: Json = {"choices": [{"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}]}
+        if self.context.continuous_usage:
+            prompt = self.context.prompt_tokens
+            usage = {"prompt_tokens": prompt, "total_tokens": prompt, "completion_tokens": 0}
+            body["usage"] = usage | {"completion_tokens_details": None}
+        return (self._event(body | {"prompt_token_ids": None, "prompt_text": None}),)
+
+    def _prepare(self, choice: Choice) -> None:
+        start = encode(self._start(self.chunk_object))[:-1]
+        choice.head = b'data: %b,"choices":[{"index":%d,"delta":{"content":"' % (start, choice.index)
+        choice.tail = b'"},"logprobs":null,"finish_reason":null,"token_ids":null}]'
+
+    def _last(self, choice: Choice) -> bytes:
+        reasons = choice.finish_reason.encode(), json.dumps(choice.speech.stopped_by).encode()
+        return b'"},"logprobs":null,"finish_reason":"%b","stop_reason":%b,"token_ids":null}]' % reasons
+
+    def _choice(self, choice: Choice) -> Json:
+        message = {"role": "assistant", "content": choice.text(), "refusal": None, "annotations": None}
+        message |= {"audio": None, "function_call": None, "reasoning": None}
+        return {
+            "index": choice.index,
+            "message": message,
+            "logprobs": None,
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.speech.stopped_by,
+            "token_ids": None,
+            "routed_experts": None,
+        }
+
+    def _whole_tail(self) -> Json:
+        return {"prompt_logprobs": None, "prompt_token_ids": None, "prompt_text": None} | super()._whole_tail()
+
+
+class VllmCompletion(VllmFormat):
+    """`/v1/completions`."""
+
+    object = chunk_object = "text_completion"
+
+    def _prepare(self, choice: Choice) -> None:
+        start = encode(self._start(self.chunk_object))[:-1]
+        choice.head = b'data: %b,"choices":[{"index":%d,"text":"' % (start, choice.index)
+        choice.tail = (
+            b'","logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]'
+        )
+
+    def _last(self, choice: Choice) -> bytes:
+        reasons = choice.finish_reason.encode(), json.dumps(choice.speech.stopped_by).encode()
+        end = b'","logprobs":null,"finish_reason":"%b","stop_reason":%b,' % reasons
+        return end + b'"prompt_token_ids":null,"token_ids":null}]'
+
+    def _choice(self, choice: Choice) -> Json:
+        return {
+            "index": choice.index,
+            "text": choice.text(),
+            "logprobs": None,
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.speech.stopped_by,
+            "token_ids": None,
+            "prompt_logprobs": None,
+            "prompt_token_ids": None,
+            "routed_experts": None,
+        }
+
+
 VERSIONS = {"vllm-0.32": "0.32.0", "vllm-0.18": "0.18.1"}
 METRICS_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 
@@ -344,8 +503,8 @@ class VllmApi:
                 raise bad_request("prompt must be a text.", "prompt")
             numbers = self._app.tokenizer.encode(text)
             texts = list(cut(text)) if body.get("return_token_strs") else None
-        told: Json = {"count": len(numbers), "max_model_len": self._app.max_model_len}
-        return whole(told | {"tokens": list(numbers), "token_strs": texts})
+        reply: Json = {"count": len(numbers), "max_model_len": self._app.max_model_len}
+        return whole(reply | {"tokens": list(numbers), "token_strs": texts})
 
     def _load(self, connection: Connection, request: HttpRequest) -> Response:
         return whole({"server_load": len(self._app.answers)})

@@ -8,13 +8,14 @@ OpenAI, vLLM, llama.cpp (tools/server/README.md), Ollama (docs/api.md) and TGI, 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from servesim.wire.faults import ErrorFact, error_of
 
-Json = Mapping[str, Any]
+Json = dict[str, Any]
+"""A JSON object as it is read or written at the border of an API."""
 _NOTHING: Json = {}
 
 
