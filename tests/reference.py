@@ -5,7 +5,7 @@ real free queue, real keys over token identities, and no shortcut of any kind. I
 the two share only the contracts (limits, workload, records).
 
 A step is: plan (running from the oldest, then the head of the queue), commit (`computed` moves), run (virtual time
-passes), output (tokens are sampled, whoever is done releases seat and blocks). Asynchronous scheduling moves the output
+passes), output (tokens are sampled, whoever is done releases slot and blocks). Asynchronous scheduling moves the output
 of a step behind the plan of the next one and changes nothing else.
 """
 
@@ -241,7 +241,7 @@ class Reference:
         return budget
 
     def plan_waiting(self, batch: Batch, threshold: int, budget: int) -> None:
-        """Admit from the head of `waiting` until seats, budget or blocks end; a head that does not fit ends it."""
+        """Admit from the head of `waiting` until slots, budget or blocks end; a head that does not fit ends it."""
         config = self.config
         while budget > 0 and self.waiting and len(self.running) < config.max_num_seqs:
             live = self.waiting[0]
@@ -338,7 +338,7 @@ class Reference:
         totals.kv_block_seconds += used * seconds
 
     def output(self, batch: Batch) -> list[int]:
-        """Hand out a step's tokens in scheduling order; whoever has all of his releases seat and blocks."""
+        """Hand out a step's tokens in scheduling order; whoever has all of them releases slot and blocks."""
         finished = []
         for live in batch.planned:
             if live not in batch.sampled or not live.in_flight:

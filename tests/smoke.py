@@ -142,10 +142,10 @@ def check_loads(port: int, checks: Checks) -> dict[int, dict[str, Any]]:
     for concurrency, run in runs.items():
         told, counted = run["server"]["output_tokens"], run["tokens"]["output"]
         checks.that(told == counted, f"c={concurrency}: the server counts {told} output tokens, the client {counted}")
-        seats = min(concurrency, PARALLEL)
+        slots = min(concurrency, PARALLEL)
         batch = run["server"]["mean_batch"]
         checks.that(
-            0.8 * seats <= batch <= seats + 0.1, f"c={concurrency}: mean batch per decode {batch:.2f}, near {seats}"
+            0.8 * slots <= batch <= slots + 0.1, f"c={concurrency}: mean batch per decode {batch:.2f}, near {slots}"
         )
     one, four, eight = (runs[concurrency] for concurrency in REQUESTS)
     rates = [run["throughput"]["output_tokens_per_s"] for run in (one, four, eight)]
@@ -158,7 +158,7 @@ def check_loads(port: int, checks: Checks) -> dict[int, dict[str, Any]]:
     )
     waiting = eight["server"]["waiting"]["max"]
     checks.that(3 <= waiting <= 5, f"at 8, about 4 requests wait: {waiting}")
-    slot = OUTPUT * tpots[2]  # a seat is free again after about one answer
+    slot = OUTPUT * tpots[2]  # a slot is free again after about one answer
     checks.that(
         ttfts[2] > ttfts[1] + slot / 2, f"TTFT at 8 holds the wait for a slot: {ttfts[2]:.0f} and {ttfts[1]:.0f} ms"
     )

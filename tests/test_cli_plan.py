@@ -149,8 +149,8 @@ class Plan(unittest.TestCase):
 
     def test_the_corners_of_a_grid_whose_options_do_not_go_together_are_left_out_and_noted(self) -> None:
         base = ("plan", "--jobs", "1", "--requests", "60", "--slo", "ttft_p95=2s", "--hardware", "l4-24gb")
-        seats, budgets = ("--max-num-seqs", "1,512"), ("--max-num-batched-tokens", "64,8192")
-        said = servesim(*base, *seats, *budgets)
+        slots, budgets = ("--max-num-seqs", "1,512"), ("--max-num-batched-tokens", "64,8192")
+        said = servesim(*base, *slots, *budgets)
         self.assertEqual(said.code, 0, said.err)
         self.assertIn("searched     3 candidates", said.out)
         self.assertIn("left out of the grid: max_num_batched_tokens is 64, must be at least max_num_seqs", said.err)

@@ -130,8 +130,8 @@ class Saved(unittest.TestCase):
 
     def test_more_seats_than_requests_change_no_record(self) -> None:
         saved = []
-        for seats in ("256", "512"):
-            servesim(*BURST, "--max-num-seqs", seats, "--save", self.path)
+        for slots in ("256", "512"):
+            servesim(*BURST, "--max-num-seqs", slots, "--save", self.path)
             saved.append(Path(self.path).read_text().splitlines()[1:])
         self.assertEqual(saved[0], saved[1])
 

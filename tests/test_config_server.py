@@ -1,4 +1,4 @@
-"""What a server that is asked for becomes: defaults, the balance of seats and budget, slots, vLLM's own choices."""
+"""What a server that is asked for becomes: defaults, max_num_seqs beside budget, slots, vLLM's own choices."""
 
 from __future__ import annotations
 

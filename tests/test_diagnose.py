@@ -141,7 +141,7 @@ class TheMondayIncident(unittest.TestCase):
         self.assertEqual(found.evidence, "7 preemptions, KV use 100% at its peak, 40 waiting")
 
     def test_a_higher_sequence_limit_changes_nothing_not_even_a_digit(self) -> None:
-        runs = [simulate(**CASES["kv-preemptions"].base, max_num_seqs=seats) for seats in (256, 512)]
+        runs = [simulate(**CASES["kv-preemptions"].base, max_num_seqs=slots) for slots in (256, 512)]
         self.assertEqual(runs[0].times, runs[1].times)
 
     def test_with_caching_on_already_the_knob_is_more_memory(self) -> None:

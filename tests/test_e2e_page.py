@@ -81,10 +81,10 @@ class LivePageInABrowser(unittest.TestCase):
             self.slide("rate", 10)
             browser.wait_for(f"{state('traffic.rate')} < 3", "a lower rate")
             self.slide("max_num_seqs", 30)
-            browser.wait_for(f"{state('engine.max_num_seqs')} < 20", "fewer seats")
+            browser.wait_for(f"{state('engine.max_num_seqs')} < 20", "fewer sequences")
             self.assertLess(server.app.clock.config.max_num_seqs, 20)
             self.slide("max_num_seqs", 95)
-            browser.wait_for(f"{state('engine.max_num_seqs')} > 500", "more seats")
+            browser.wait_for(f"{state('engine.max_num_seqs')} > 500", "more sequences")
             browser.click("#incident")
             browser.wait_for(state("scenario") + " === 'incident'", "the incident")
             browser.wait_for("seen.samples.at(-1).server.waiting > 20", "a queue")
@@ -169,7 +169,7 @@ class LivePageInABrowser(unittest.TestCase):
         with Page() as server:
             browser.open(server.page)
             browser.wait_for(f"{LIVE} && controls", "live")
-            self.slide("max_num_batched_tokens", 30)  # below the seats
+            self.slide("max_num_batched_tokens", 30)  # below max_num_seqs
             browser.wait_for("!document.getElementById('notice').hidden", "a notice")
             self.assertIn("max_num_seqs", browser.evaluate("document.getElementById('notice').textContent"))
             self.assertEqual(server.app.clock.config.max_num_batched_tokens, 8192)

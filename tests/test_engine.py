@@ -248,7 +248,7 @@ class Impatience(unittest.TestCase):
         rows = [Row(i / 4, 16, 8) for i in range(80)]
         patient, not_so = (run_rows(rows, max_num_seqs=4, client_timeout_s=limit) for limit in (None, 20.0))
         self.assertEqual(self.counts(patient), (80, 0, 0, 0))
-        # Who gets a seat has waited so long that nearly all leave before their last token: the seats work for nobody.
+        # Who gets a slot has waited so long that nearly all leave before their last token: the slots work for nobody.
         self.assertEqual(self.counts(not_so), (8, 72, 0, 0))
         self.assertGreater(not_so.engine.computed_tokens, 15 * 23)
 
@@ -286,7 +286,7 @@ class QueueBounds(unittest.TestCase):
 
 
 class Slots(unittest.TestCase):
-    """`--slots` as llama.cpp's --parallel: N seats with a share of the cache each."""
+    """`--slots` as llama.cpp's --parallel: N slots with a share of the cache each."""
 
     def summary(self, prompt: int, output: int, **options: Any) -> Summary:
         load = {"requests": 5, "concurrency": 5, "prompt_tokens": str(prompt), "output_tokens": str(output)}

@@ -56,7 +56,7 @@ class Apart(unittest.TestCase):
 
     def test_the_first_token_waits_for_link_and_decode_queue(self) -> None:
         run = run_apart([Row(0, 100, 3), Row(0, 100, 3)], decode={"max_num_seqs": 1})
-        # Both prompts take one step; their KV, 1,000 bytes each, crosses one after the other; then the only seat.
+        # Both prompts take one step; their KV, 1,000 bytes each, crosses one after the other; then the only slot.
         self.assertEqual(stages_of(run, 0), [0.0, 1.0, 2.0, 2.0, 4.0])
         self.assertEqual(run.token_times(0), [2.0, 3.0, 4.0])
         self.assertEqual(stages_of(run, 1), [0.0, 1.0, 3.0, 4.0, 6.0])

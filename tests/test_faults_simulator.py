@@ -230,7 +230,7 @@ class SchedulingFaults(OnAnEngine):
 
     def test_a_look_up_that_admits_nobody_is_not_counted(self) -> None:
         shared = ((0, 32),)
-        rows = [Row(0, 40, 20, shared), *[Row(1, 40, 1, shared)] * 3]  # three wait for the only seat
+        rows = [Row(0, 40, 20, shared), *[Row(1, 40, 1, shared)] * 3]  # three wait for the only slot
         _, run = self.both(rows, prefix_caching=True, max_num_seqs=1)
         self.assertEqual((run.engine.looked_up_tokens, run.engine.hit_tokens), (160, 96))
         resumed = self.run_of([Row(0, 32, 40, ((0, 32),))] * 4, num_blocks=6, prefix_caching=True)

@@ -48,7 +48,7 @@ class Laws(unittest.TestCase):
                 load = {key: value for key, value in CHATS.items() if key != "prefix_caching"}
                 runs = []
                 for blocks, tiers in ((server.config.num_blocks, (endless,)), (200_000, ())):
-                    # Seats below the memory that they may take: only the prefix cache is short of it.
+                    # Fewer slots than the memory that they may take: only the prefix cache is short of it.
                     config = replace(server.config, num_blocks=blocks, kv_tiers=tiers, max_num_seqs=3)
                     engine = Engine(config, server.cost(), build_workload(WorkloadSpec(**load, seed=seed)))
                     engine.advance()

@@ -267,7 +267,7 @@ class CostShare:
 
 
 def plan_shares(server: Server, context: int | None = None) -> list[CostShare]:
-    """Return the terms of three steps of a server: one sequence, as many as fit (or have a seat), and a prompt.
+    """Return the terms of three steps of a server: one sequence, as many as fit (max_num_seqs at most), a prompt.
 
     `context` are the cached tokens of each sequence; without it, half of the plan's tokens per request.
     """

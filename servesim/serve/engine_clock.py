@@ -187,7 +187,7 @@ class EngineClock:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a seat, those among them that the engine has yet to see."""
+        """Requests that wait to be scheduled, with those that the engine has yet to see."""
         return self.engine.num_waiting + self.workload.pending
 
     def overflow(self, prompt_tokens: int, count: int = 1) -> str | None:

@@ -210,7 +210,7 @@ const SLIDERS = {
   rate: { group: "traffic", unit: "/s" },
   prompt_tokens: { group: "traffic", unit: "tokens" },
   output_tokens: { group: "traffic", unit: "tokens" },
-  max_num_seqs: { group: "engine", unit: "seats" },
+  max_num_seqs: { group: "engine", unit: "sequences" },
   max_num_batched_tokens: { group: "engine", unit: "tokens" },
 };
 const SWITCHES = { on: "traffic", shared: "traffic", prefix_caching: "engine" };
