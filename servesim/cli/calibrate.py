@@ -83,7 +83,8 @@ def run(call: Call) -> Result:
     files = values.get("files") or []
     if not files:
         raise InputError("name what was measured: a saved run, a report, an engine's log or a table")
-    options = {key: value for key, value in given_of(ServerSpec, values).items() if key not in _FITTED}
+    known = given_of(ServerSpec, values)
+    options = {key: value for key, value in values.items() if key in known and key not in _FITTED}
     cost_model = values.get("cost_model", "roofline")
     names = parse_list(values["fit"], text, "--fit") if "fit" in values else []
     measurements = [found for path in files for found in read_measurements(path, options)]
