@@ -11,7 +11,7 @@ from typing import Any
 from servesim.cli.plan import TUNED, build_parser, plan_spec
 from servesim.report.schemas.registry import schema
 from tests.command import servesim
-from tests.extent import in_full
+from tests.extent import in_full, once
 from tests.json_schema import problems
 
 SMALL = (
@@ -147,6 +147,7 @@ class Plan(unittest.TestCase):
                 with self.subTest(more=more, line=line["kind"]):
                     self.assertEqual(problems(schema("plan-shard"), line, strict=True), [])
 
+    @once
     def test_the_corners_of_a_grid_whose_options_do_not_go_together_are_left_out_and_noted(self) -> None:
         base = ("plan", "--jobs", "1", "--requests", "60", "--slo", "ttft_p95=2s", "--hardware", "l4-24gb")
         slots, budgets = ("--max-num-seqs", "1,512"), ("--max-num-batched-tokens", "64,8192")

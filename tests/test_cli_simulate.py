@@ -12,7 +12,7 @@ from typing import Any
 from servesim.cli import capacity, simulate, sweep
 from servesim.runs.reader import read_run
 from tests.command import in_shell, servesim
-from tests.extent import EXTENT
+from tests.extent import EXTENT, once
 
 BURST = ("simulate", "--hardware", "l4-24gb", "--trace", "fixtures/burst.jsonl", "--quiet")
 SMALL = ("simulate", "--quiet", "--requests", "8", "--prompt-tokens", "20", "--output-tokens", "5")
@@ -171,6 +171,7 @@ class BadInput(unittest.TestCase):
     NONSENSE = ("", " ", "--", "nan", "inf", "-1", "x", "1e999", "0x10", "9" * 400, "1,2,", "٣", "\x1b[2J", "1_000")
     FREE_TEXT = frozenset({"output", "save"})  # any text is a file name
 
+    @once
     def test_every_flag_refuses_nonsense_in_one_line(self) -> None:
         for verb, module in (("capacity", capacity), ("simulate", simulate), ("sweep", sweep)):
             for group in module.build_parser().groups:

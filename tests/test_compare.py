@@ -43,6 +43,7 @@ def slower() -> Comparison:
     return compare(side(1), side(2, mbu=0.5))
 
 
+@once
 class Noise(unittest.TestCase):
     def test_the_interval_of_a_mean_of_correlated_values_covers_in_nine_of_ten(self) -> None:
         """AR(1) with a correlation time of 10 values: single values taken as independent would cover in 4 of 10."""

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import servesim
+from tests.extent import once
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "servesim"
@@ -100,6 +101,7 @@ def tracked_files() -> list[Path]:
     return [p for p in ROOT.rglob("*") if p.is_file() and ".cache" not in p.parts and ".git" not in p.parts]
 
 
+@once
 class TheHouse(unittest.TestCase):
     def test_every_module_belongs_to_a_room(self) -> None:
         strangers = {room(p) for p in modules()} - {*ROOMS, "__init__", "__main__"}

@@ -12,6 +12,7 @@ from servesim.cost.memory import plan_capacity
 from servesim.errors import CapacityError, InputError
 from servesim.report.capacity import capacity_of, capacity_text
 from servesim.runs.as_json import as_json
+from tests.extent import once
 
 LLAMA, L4 = MODELS["llama-3.1-8b"], HARDWARE["l4-24gb"]
 
@@ -40,6 +41,7 @@ class Text(unittest.TestCase):
             with self.subTest(label=label):
                 self.assertRegex(text, rf"(?m)^  {re.escape(label)} +{re.escape(figure)}  {re.escape(how)}$")
 
+    @once
     def test_the_text_fits_a_terminal_whatever_is_asked(self) -> None:
         for model in MODELS.values():
             for device in HARDWARE.values():

@@ -21,7 +21,7 @@ from servesim.inputs import MAX_LINE_BYTES
 from servesim.workload.requests import Requests
 from servesim.workload.traces.fields import parse_iso
 from servesim.workload.traces.trace import TRACE_FORMATS, Trace, read_trace, trace_lines
-from tests.extent import seeds
+from tests.extent import once, seeds
 
 
 class TraceCase(unittest.TestCase):
@@ -416,6 +416,7 @@ class BadRowsTest(TraceCase):
                     self.assertNotIn("\n", str(error))
 
 
+@once
 class SizeTest(TraceCase):
     def test_rows_are_read_as_a_stream(self) -> None:
         with self.path.open("w") as file:

@@ -18,6 +18,7 @@ from servesim.runs.writer import write_run
 from servesim.workload.requests import OPEN_END
 from servesim.workload.traces.trace import TRACE_FORMATS, Trace, read_trace
 from tests.command import ROOT, servesim
+from tests.extent import once
 
 SAMPLES = ROOT / "fixtures" / "traces"
 
@@ -537,6 +538,7 @@ class SavedRunTest(FormatCase):
         self.assertIn("the file was cut in line 7", trace.notes[0])
 
 
+@once
 class SizeTest(FormatCase):
     def test_a_huge_array_is_read_in_bounded_memory(self) -> None:
         path = self.folder / "t.json"
