@@ -13,14 +13,14 @@ from pathlib import Path
 from servesim.client.flavour import API_FLAVOURS
 from servesim.client.processes import measure_in_processes
 from servesim.client.run import LoadGenerator, Progress, Watchers
-from servesim.client.shares import deal, select
+from servesim.client.shares import deal
 from servesim.client.target import Target, parse_target
 from servesim.errors import RunError
 from servesim.interrupts import Interrupts
 from servesim.runs.reader import read_run
 from servesim.runs.records import Outcome, Run
 from servesim.runs.writer import RunWriter
-from servesim.workload.requests import Requests
+from servesim.workload.requests import Requests, rows_of
 from servesim.workload.workload import ClosedLoop, OpenLoop, Retrying, SessionLoop
 from tests.client_case import always, payload, plain_requests
 from tests.serve_case import eventually
@@ -62,7 +62,7 @@ class SharesTest(unittest.TestCase):
     def test_selected_rows_keep_every_column(self) -> None:
         requests = plain_requests(3)
         requests.ids, requests.priority = ["x", "y", "z"], array("q", [3, 2, 1])
-        chosen = select(requests, [2, 0])
+        chosen = rows_of(requests, [2, 0])
         self.assertEqual((chosen.ids, list(chosen.priority), len(chosen)), (["z", "x"], [1, 3], 2))
 
     def test_retries_are_told_under_the_numbers_of_the_whole(self) -> None:

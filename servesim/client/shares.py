@@ -5,10 +5,9 @@ A session stays with one worker, and a closed loop's concurrency is split too.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Sequence
 
-from servesim.workload.requests import Requests
+from servesim.workload.requests import Requests, rows_of
 from servesim.workload.workload import Retrying, Workload
 
 Build = Callable[[Requests, int], Workload]
@@ -64,19 +63,8 @@ def deal(requests: Requests, build: Build, *, workers: int, concurrency: int | N
     for worker in range(workers):
         own = 0 if concurrency is None else concurrency // workers + (worker < concurrency % workers)
         if numbers[worker]:
-            shares.append(Share(build(select(requests, numbers[worker]), own), requests, numbers[worker], own))
+            shares.append(Share(build(rows_of(requests, numbers[worker]), own), requests, numbers[worker], own))
     return shares
-
-
-def select(requests: Requests, numbers: Sequence[int]) -> Requests:
-    """Return the given rows of `requests`, in their order."""
-    chosen = Requests()
-    for name in Requests.__slots__:
-        column = getattr(requests, name)
-        if column is not None:
-            values = [column[number] for number in numbers]
-            setattr(chosen, name, array(column.typecode, values) if isinstance(column, array) else values)
-    return chosen
 
 
 def _deal_numbers(requests: Requests, workers: int) -> list[list[int]]:

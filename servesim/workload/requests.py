@@ -11,7 +11,7 @@ reader and the JSON Schemas read that declaration.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -98,6 +98,16 @@ REQUEST_COLUMNS = columns_of(Requests)
 
 TRAITS = tuple(each for each in REQUEST_COLUMNS if each.optional and each.name != "ids")
 """What a request may have beside its id, its arrival and its lengths."""
+
+
+def rows_of(requests: Requests, indices: Sequence[int]) -> Requests:
+    """Return the requests at `indices`, in that order; what they share is numbered as it was."""
+    chosen = Requests()
+    for each in REQUEST_COLUMNS:
+        values = getattr(requests, each.name)
+        if values is not None:
+            setattr(chosen, each.name, each.gather(map(values.__getitem__, indices)))
+    return chosen
 
 
 def of_session(what: Column) -> bool:

@@ -10,25 +10,19 @@ from array import array
 from collections.abc import Sequence
 from copy import copy
 from itertools import compress
-from typing import Any
 
 from servesim.errors import InputError
 from servesim.units import format_duration
 from servesim.workload.arrivals import draw_arrivals
 from servesim.workload.content import renumber
-from servesim.workload.requests import MAX_SPAN_S, Requests
+from servesim.workload.requests import MAX_SPAN_S, Requests, rows_of
 from servesim.workload.seeds import random_stream
 from servesim.workload.workload import link_turns
 
 
 def select(requests: Requests, chosen: Sequence[int]) -> Requests:
     """Return the requests whose indices are in `chosen`, in that order."""
-    picked = Requests()
-    for name in Requests.__slots__:
-        column: Any = getattr(requests, name)
-        if column is not None:
-            items = map(column.__getitem__, chosen)
-            setattr(picked, name, array(column.typecode, items) if isinstance(column, array) else list(items))
+    picked = rows_of(requests, chosen)
     if picked.content is not None:
         picked.content = renumber(picked.content) if any(picked.content) else None
     return picked
