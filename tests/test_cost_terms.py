@@ -11,9 +11,9 @@ from servesim.catalog.models import MODELS
 from servesim.config.build import build_server
 from servesim.config.server import ServerSpec
 from servesim.config.workload import WorkloadSpec, build_workload
-from servesim.cost.model import COST_MODELS, TERMS, FloorWatch, terms_of
+from servesim.cost.model import COST_MODELS, FloorWatch, terms_of
 from servesim.engine.simulate import run_workload, watch_terms
-from servesim.report.explain import cost_text, plan_shares, run_shares, step_costs
+from servesim.report.explain import TERMS, cost_text, plan_shares, run_shares, step_costs
 from servesim.runs.as_json import as_json
 from tests.command import servesim
 

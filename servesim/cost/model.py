@@ -6,19 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from servesim.catalog.hardware import Hardware
 from servesim.catalog.model import Model
-from servesim.cost.detailed import TERMS as DETAILED_TERMS
-from servesim.cost.detailed import Detailed
-from servesim.cost.roofline import TERMS as ROOFLINE_TERMS
 from servesim.cost.roofline import Roofline
 
 Chunks = Sequence[tuple[int, int]]  # of prompts: (new tokens, computed after)
-
-TERMS: dict[str, str] = {**DETAILED_TERMS, **ROOFLINE_TERMS}
-"""Every term of every cost model by name, and what it is."""
 
 
 class CostModel(Protocol):
@@ -43,9 +37,15 @@ class Explained(Protocol):
     def terms(self, sequences: int, context_tokens: int, chunks: Chunks = (), /) -> dict[str, float]: ...
 
 
+def _detailed(*arguments: Any, **keywords: Any) -> CostModel:
+    from servesim.cost.detailed import Detailed  # that most commands never ask for
+
+    return Detailed(*arguments, **keywords)
+
+
 # Name -> what makes the model of (model, hardware, tensor_parallel, kv_bytes_per_token=None); all but the roofline also
 # take pipeline_parallel and expert_parallel.
-COST_MODELS: dict[str, Callable[..., CostModel]] = {"roofline": Roofline, "detailed": Detailed}
+COST_MODELS: dict[str, Callable[..., CostModel]] = {"roofline": Roofline, "detailed": _detailed}
 
 
 class FloorWatch:

@@ -25,7 +25,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from servesim.config.build import Server
-from servesim.cost.model import TERMS, TermWatch, terms_of
+from servesim.cost.detailed import TERMS as DETAILED_TERMS
+from servesim.cost.model import TermWatch, terms_of
+from servesim.cost.roofline import TERMS as ROOFLINE_TERMS
 from servesim.errors import InputError
 from servesim.runs.records import Outcome, Run
 from servesim.units import format_number, suggest, us
@@ -42,6 +44,9 @@ PHASES = (
     "recompute",
 )
 SHOWN_SPANS = 24
+
+TERMS: dict[str, str] = {**DETAILED_TERMS, **ROOFLINE_TERMS}
+"""Every term of every cost model by name, and what it is."""
 
 _ACROSS = (("link wait", "link_start_s"), ("transfer", "transfer_end_s"), ("decode queue", "decode_start_s"))
 
